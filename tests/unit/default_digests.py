@@ -3,13 +3,14 @@ other defaults of torch, which must change no bit."""
 
 from __future__ import annotations
 
-import io
+import os
 import sys
 import zlib
 from collections.abc import Iterator
 
 import torch
 from scheme_cases import scheme
+from states import through_disk
 
 from hvd_adaptive import Hierarchical, ScatterReduce, instances, simulate
 
@@ -69,14 +70,6 @@ def digest(value: object) -> int:
     return zlib.crc32(repr(value).encode())
 
 
-def loaded(state: dict) -> dict:
-    """A state, from its file."""
-    file = io.BytesIO()
-    torch.save(state, file)
-    file.seek(0)
-    return torch.load(file, weights_only=True)
-
-
 def of_codec(make) -> Iterator[tuple[str, object]]:
     codec = make(bucket_size=128)
     if hasattr(codec, "fit"):
@@ -88,7 +81,7 @@ def of_codec(make) -> Iterator[tuple[str, object]]:
         yield f"decoded {dtype}", codec.decode(payload)
     yield "fresh", codec.encode(numbers(N, 3))
     other = make(bucket_size=128)
-    other.load_state_dict(loaded(codec.state_dict()))
+    other.load_state_dict(through_disk(codec.state_dict()))
     yield "state", other.state_dict()
     yield "after", other.decode(other.encode(numbers(N, 5)))
 
@@ -104,7 +97,7 @@ def of_training(make, **keywords) -> Iterator[tuple[str, object]]:
         codec = make(bucket_size=64, min_numel=20, **keywords)
         for life in range(2):
             if life:
-                saved = loaded(codec.state_dict())
+                saved = through_disk(codec.state_dict())
                 codec = make(bucket_size=64, min_numel=20, **keywords)
                 codec.load_state_dict(saved)
             ranks = simulate.Ranks(parameters, codec, 4)
@@ -139,9 +132,22 @@ def lines(part: int, of: int) -> Iterator[str]:
                 yield f"{name} {case} {type(error).__name__}: {str(error).splitlines()[0]}"
 
 
-if __name__ == "__main__":
+def main(part: str, of: str, *defaults: str) -> None:
+    """Print the lines under each of ``defaults``, "DTYPE DEVICE", each in a fork with no caches."""
     torch.set_num_threads(1)
-    dtype, device, part, of = sys.argv[1:]
-    torch.set_default_dtype(getattr(torch, dtype))
-    torch.set_default_device(device)
-    sys.stdout.writelines(f"{line}\n" for line in lines(int(part), int(of)))
+    for default in defaults:
+        sys.stdout.write(f"== {default}\n")
+        sys.stdout.flush()
+        child = os.fork()
+        if not child:
+            dtype, device = default.split()
+            torch.set_default_dtype(getattr(torch, dtype))
+            torch.set_default_device(device)
+            sys.stdout.writelines(f"{line}\n" for line in lines(int(part), int(of)))
+            sys.stdout.flush()
+            os._exit(0)
+        assert os.waitpid(child, 0)[1] == 0
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

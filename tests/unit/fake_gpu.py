@@ -318,7 +318,9 @@ class Quick:
 
 def _plain(value):
     if isinstance(value, tuple | list):
-        return type(value)(_plain(part) for part in value)
+        made = [_plain(part) for part in value]
+        fields = getattr(type(value), "_make", None)
+        return fields(made) if fields else type(value)(made)
     return off_gpu(value)
 
 

@@ -19,8 +19,8 @@ def through_disk(state: dict) -> dict:
 def plain(value: Any) -> Any:
     """What compares bit for bit, NaN included."""
     if isinstance(value, torch.Tensor):
-        words = value.detach().contiguous().view(-1).view(torch.uint8)
-        return str(value.dtype), tuple(value.shape), words.numpy().tobytes()
+        flat = torch.empty(value.numel(), dtype=value.dtype).copy_(value.detach().reshape(-1))
+        return str(value.dtype), tuple(value.shape), flat.view(torch.uint8).numpy().tobytes()
     if isinstance(value, dict):
         return {name: plain(of_name) for name, of_name in value.items()}
     if isinstance(value, list | tuple):

@@ -18,29 +18,15 @@ from hvd_adaptive.coding.payload import read_header
 N, BUCKET = 300, 128
 
 SCHEMES = schemes(
-    "qsgd-3",
-    "qsgd-4-linf-symmetric-clip2.0",
-    "alq-3",
-    "amq-4",
-    "nuqsgd-5",
-    "terngrad",
-    "orq-5",
-    "orq-3-half",
-    "quantile-4",
-    "bingrad",
-    "bingrad-biased",
-    "signsgd",
-    "onebit",
-    "natural",
-    "qcs-gain8",
-    "sparse-0.1",
-    "ecdq-3",
-    "eden-1",
-    "eden-5",
+    *("qsgd-3", "qsgd-4-linf-symmetric-clip2.0", "alq-3", "amq-4", "nuqsgd-5", "terngrad"),
+    *("orq-5", "orq-3-half", "quantile-4", "bingrad", "bingrad-biased", "signsgd", "onebit"),
+    *("natural", "qcs-gain8", "sparse-0.1", "ecdq-3", "eden-1", "eden-5"),
     bucket_size=BUCKET,
 )
 # Tensors are copied to the host.
 ON_HOST = ("sparse-0.1", "ecdq-3")
+# Triton's interpreter runs these; the others have the CPU's kernels, as unit/kernels compares each.
+INTERPRETED = ("qsgd-4-linf-symmetric-clip2.0", "orq-5", "qcs-gain8", "eden-1")
 FITTED = {"alq, normal": lambda **k: ALQ(bits=3, bucket_size=BUCKET, statistics="normal", **k)}
 
 
@@ -49,7 +35,9 @@ def flat(seed: int = 0, dtype: torch.dtype = torch.float32, n: int = N) -> torch
 
 
 @pytest.mark.parametrize("scheme", SCHEMES)
-def test_payloads_are_the_cpus(scheme, gpu):
+def test_payloads_are_the_cpus(scheme, gpu, request):
+    if scheme not in INTERPRETED:
+        request.getfixturevalue("quick_kernels")
     compressor, values = SCHEMES[scheme](), flat()
     wanted = compressor.encode(values, seed=5)
     gpu.uploads_allowed = True
@@ -93,19 +81,22 @@ def test_lossless_coding_is_refused(coding, gpu):
 
 @pytest.mark.parametrize("keep", (True, False))
 def test_zeros_are_waited_for_by_one_event(keep, gpu):
-    """Whether there are zeros is waited for if a scheme keeps them, and has no level for them."""
+    """Whether there are zeros is waited for if a scheme keeps them, and has no level for them; what
+    a hook measures is not."""
     compressor = SCHEMES["signsgd"](keep_zeros=keep)
+    payloads, flats = compressor.parts.default.payloads, [flat(n=40) for _ in range(2)]
     gpu.uploads_allowed = True
-    compressor.parts.default.payloads.roundtrip(on_gpu(flat(n=40)), 1)
     compressor.encode(on_gpu(flat(n=40)))
     gpu.uploads_allowed = False
-    gpu.waits.clear()
-    compressor.encode(on_gpu(flat(n=40)))
-    assert gpu.waits == ["an event's synchronize"] * keep
+    for act in (compressor.encode, lambda values: payloads.roundtrip(values, 7)):
+        gpu.waits.clear()
+        found = act(on_gpu(flats.pop()))
+        assert gpu.waits == ["an event's synchronize"] * keep
+    assert torch.equal(off_gpu(found), payloads.roundtrip(flat(n=40), 7))
 
 
 @pytest.mark.parametrize("scheme", ("qsgd-4-linf-symmetric-clip2.0", "ecdq-3", "eden-1", "signsgd"))
-def test_payloads_with_zeros_are_the_cpus(scheme, gpu):
+def test_payloads_with_zeros_are_the_cpus(scheme, gpu, quick_kernels):
     """Plain torch finds, describes and restores zeros; the host waits for it."""
     compressor, values = SCHEMES[scheme](keep_zeros=True), [flat(seed) for seed in (1, 2)]
     for seed, value in enumerate(values):
@@ -122,24 +113,12 @@ def test_payloads_with_zeros_are_the_cpus(scheme, gpu):
     assert not total[(values[0] == 0) & (values[1] == 0)].any() and total.any()
 
 
-@pytest.mark.parametrize("keep", (True, False))
-def test_what_a_hook_measures_is_not_waited_for(keep, gpu):
-    """Whether there are zeros is waited for."""
-    compressor, gpu.uploads_allowed = SCHEMES["signsgd"](keep_zeros=keep), True
-    found = compressor.parts.default.payloads.roundtrip(on_gpu(flat()), 7)
-    assert gpu.waits == ["an event's synchronize"] * keep
-    assert torch.equal(off_gpu(found), compressor.parts.default.payloads.roundtrip(flat(), 7))
-
-
 @pytest.mark.parametrize("scheme", ON_HOST)
 def test_schemes_that_encode_on_the_host_warn_once(scheme, gpu, caplog):
     compressor = SCHEMES[scheme]()
     with gpu.waiting():
-        payloads = [compressor.encode(on_gpu(flat()), seed=5) for _ in range(2)]
-        assert torch.equal(off_gpu(payloads[1]), compressor.encode(flat(), seed=5))
-        assert torch.equal(
-            off_gpu(compressor.decode(payloads[0])), compressor.decode(payloads[0].cpu())
-        )
+        for _ in range(2):
+            compressor.encode(on_gpu(flat()), seed=5)
     told = [r.message for r in caplog.records if r.levelname == "WARNING"]
     assert len(told) == 1 and "copied to the host" in told[0]
 
@@ -155,10 +134,3 @@ def test_statistics_are_the_cpus_by_two_copies(scheme, gpu, quick_kernels):
     found = compressor.parts.default.collect([on_gpu(bucket.clone()) for bucket in buckets])
     assert gpu.waits == ["an event's synchronize"] * 2
     assert (found == wanted).all() and wanted[:2].tolist() == [3, 5]
-
-
-def test_a_fit_is_the_cpus(gpu, quick_kernels):
-    here, there = (SCHEMES["alq-3"]() for _ in range(2))
-    here.fit(flat())
-    there.fit(on_gpu(flat()))
-    assert torch.equal(here.levels, there.levels) and here.parts.default.table_version == 1

@@ -7,7 +7,6 @@ settings loads the state from a file; then both encode the same payloads, and ta
 
 from __future__ import annotations
 
-import io
 import os
 from typing import Any
 
@@ -16,6 +15,7 @@ from hypothesis import event, example, given, settings
 from hypothesis import strategies as st
 from scheme_cases import CASES
 from settings_objects import exchange_of
+from states import plain, through_disk
 
 from hvd_adaptive import ScatterReduce, Tuning
 from hvd_adaptive.base.errors import ResidualError
@@ -24,7 +24,7 @@ from hvd_adaptive.compressor import GradientCompressor
 from hvd_adaptive.simulate import Ranks
 
 RANKS, BUCKET = 2, 64
-EXAMPLES = 100 if "HVD_ADAPTIVE_EVERY_CASE" in os.environ else 30
+EXAMPLES = 100 if "HVD_ADAPTIVE_EVERY_CASE" in os.environ else 15
 SIZES = {"a": 300, "b": 130, "small": 5, "empty": 0}
 
 
@@ -85,23 +85,6 @@ def build(name: str, more: str, exchange: str) -> GradientCompressor:
         return CASES[name](**own | MORE[more])
 
 
-def through_file(state: dict) -> dict:
-    file = io.BytesIO()
-    torch.save(state, file)
-    file.seek(0)
-    return torch.load(file, weights_only=True)
-
-
-def plain(value: Any) -> Any:
-    """Compares bit for bit, NaN included."""
-    if isinstance(value, torch.Tensor):
-        words = value.view(torch.int16) if value.dtype == torch.bfloat16 else value
-        return str(value.dtype), tuple(value.shape), words.numpy().tobytes()
-    if isinstance(value, dict):
-        return {name: plain(of_name) for name, of_name in value.items()}
-    return type(value).__name__, repr(value)
-
-
 class Run:
     """Two ranks of a training."""
 
@@ -140,7 +123,7 @@ class Run:
     def resumed(self, new: GradientCompressor) -> Run:
         """The same, after every rank has loaded what it saved."""
         loaded = []
-        for rank, state in enumerate(map(through_file, self.states())):
+        for rank, state in enumerate(map(through_disk, self.states())):
             new.load_state_dict(state)  # residuals included
             if self.ranks.residuals:
                 loaded.append(new._training.residuals.loaded(state))

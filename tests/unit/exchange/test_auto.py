@@ -9,15 +9,14 @@ import pytest
 import torch
 from parcels import parcel
 
-from hvd_adaptive import ALQ, QSGD, Tuning, simulate
+from hvd_adaptive import ALQ, QSGD, simulate
 from hvd_adaptive.exchange import auto as module
 from hvd_adaptive.exchange.allgather import AllgatherExchange
 from hvd_adaptive.exchange.auto import SIZES, AutoExchange, Half, Plain
 from hvd_adaptive.exchange.exchange import RankInfo
 from hvd_adaptive.exchange.hierarchical import HierarchicalExchange
 from hvd_adaptive.exchange.scatter_reduce import ScatterReduceExchange
-from hvd_adaptive.layout import Group, Member
-from hvd_adaptive.run.rank_context import RankContext
+from hvd_adaptive.layout import Group
 from hvd_adaptive.simulate.ranks import together
 
 CODEC = QSGD(bits=4, bucket_size=512).parts.default
@@ -33,7 +32,7 @@ def chosen(
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.float64, torch.bfloat16])
-@pytest.mark.parametrize("size", [0, 1, 2, 1000])
+@pytest.mark.parametrize("size", [0, 1, 1000])
 @pytest.mark.parametrize("kind", [Plain, Half])
 def test_plain_exchanges_average_in_rank_order(kind, size, dtype):
     ranks = 3
@@ -64,11 +63,7 @@ def test_the_fastest_for_each_size_and_the_most_exact_of_equals():
     assert auto.is_set_up
     assert auto.choice(SIZES[0]) == "float32", "as fast as bfloat16, and exact"
     assert auto.choice(SIZES[1]) == "allgather", "within 5 %, and quantised once"
-    assert (
-        auto.choice(16 * SIZES[1]) == "scatter_reduce" or auto.choice(16 * SIZES[1]) == "allgather"
-    )
-    line = auto.forecast(SIZES[1])
-    assert line["bfloat16"] == pytest.approx(0.060)
+    assert auto.forecast(SIZES[1])["bfloat16"] == pytest.approx(0.060)
     assert auto.forecast(SIZES[0])["scatter_reduce"] == pytest.approx(0.003)
 
 
@@ -79,17 +74,13 @@ def test_a_tenth_faster_is_faster():
 
 
 def test_all_ranks_choose_alike_and_plain_groups_quantise_nothing(caplog):
-    seconds = {
-        "float32": (0.001, 0.9),
-        "bfloat16": (0.001, 0.5),
-        "allgather": (0.002, 0.3),
-        "scatter_reduce": (0.002, 0.1),
-    }
-    arranged = []
+    labels, large = ("float32", "bfloat16", "allgather", "scatter_reduce"), (0.9, 0.5, 0.3, 0.1)
+    small, arranged = (0.001, 0.001, 0.002, 0.002), []
+    seconds = dict(zip(labels, zip(small, large, strict=True), strict=True))
+    groups = [Group(torch.float32, 1 << 20, 7), Group(torch.float32, 900, 100)]
     with caplog.at_level(logging.INFO, "hvd_adaptive"):
         for rank in range(3):
             auto = chosen(RankInfo(3, rank), seconds)
-            groups = [Group(torch.float32, 1 << 20, 7), Group(torch.float32, 900, 100)]
             auto.log_choices(groups, {"": CODEC})
             arranged.append([auto.quantized(group) for group in groups])
     assert arranged == [[1 << 20, 0]] * 3
@@ -114,11 +105,6 @@ def test_nodes_are_asked_where_there_are_any(nodes, codec, found):
         del seconds["hierarchical"]
     auto = chosen(RankInfo(4, 1), seconds, nodes, codec)
     assert (auto.choice(5) == "hierarchical") == found
-
-
-def test_many_ranks_do_not_gather():
-    seconds = {"float32": (1.0, 9.0), "bfloat16": (1.0, 8.0), "scatter_reduce": (1.0, 2.0)}
-    assert chosen(RankInfo(100, 7), seconds).choice(SIZES[1]) == "scatter_reduce"
 
 
 def test_cannot_be_simulated():
@@ -159,7 +145,6 @@ def test_two_ranks_gather_or_compress_nothing():
     ("ranks", "keywords", "nodes"),
     [
         (2, {}, ()),
-        (3, {}, ()),
         (5, {}, ()),
         (4, {"error_feedback": 0.1}, ()),
         (4, {}, (0, 1, 2, 3)),
@@ -180,11 +165,3 @@ def test_nodes_that_may_be_found_are_bounded(nodes):
     size = CODEC, 512, 0, torch.float32
     bound = HierarchicalExchange(RankInfo(4, 0)).in_flight_bytes(*size)
     assert AutoExchange(RankInfo(4, 0, nodes)).in_flight_bytes(*size) == bound
-
-
-def test_a_layout_that_fits_what_may_be_chosen():
-    """Between the bound of a nodes' exchange and the others': two ranks are not refused."""
-    scheme = QSGD(bits=4, bucket_size=8192, exchange="auto", tuning=Tuning(in_flight_bytes=160_000))
-    groups = RankContext(scheme, SimpleNamespace(size=2, rank=0))
-    layout = groups.build_layout([Member("w", (8192,), torch.float32)])
-    assert [group.coordinates for group in layout.groups] == [8192]

@@ -20,32 +20,27 @@ EXCHANGES = {
     # Three nodes: their means travel by scatter_reduce.
     "hierarchical": {"exchange": Hierarchical(ranks_per_node=2, second_stage_bits=4)},
 }
-RANKS, ROWS, WIDTH = 6, 2000, 8
+RANKS, ROWS, WIDTH = 6, 800, 8
 each_exchange = pytest.mark.parametrize("exchange", EXCHANGES)
 # With each kind of table and coder.
 MORE = (
-    "alq-3-clip2.5",
     "alq-3-huffman",
-    "alq-3-l2",
     "alq-3-paper",
-    "alq-3-symmetric-huffman",
-    "amq-4-symmetric",
     "bingrad-biased",
     "ecdq-variance0.01",
     "eden-0.5",
-    "eden-6",
     "nuqsgd-4-huffman",
     "orq-9-half-clip2.5",
     "qcs-mmse",
     "qsgd-3-elias",
     "qsgd-3-symmetric",
-    "qsgd-4-linf-clip2.5-huffman",
     "terngrad-clip2.5",
 )
+
+
 WITH_LEVEL_ZERO = {
-    *("alq-3", "alq-3-clip2.5", "alq-3-huffman", "alq-3-l2", "amq-3"),
-    *("natural", "nuqsgd-3", "nuqsgd-4-huffman", "qsgd-3", "qsgd-3-elias", "sparse-0.2"),
-    *("qsgd-4-linf-clip2.5-huffman", "terngrad", "terngrad-clip2.5"),
+    *("alq-3", "alq-3-huffman", "amq-3", "natural", "nuqsgd-3", "nuqsgd-4-huffman"),
+    *("qsgd-3", "qsgd-3-elias", "sparse-0.2", "terngrad", "terngrad-clip2.5"),
 }
 
 
@@ -58,8 +53,8 @@ def made(name: str, **keywords):
 def zero_rows(pattern: str) -> torch.Tensor:
     """Rows that are zero on all ranks."""
     rows = torch.zeros(ROWS, dtype=torch.bool)
-    if pattern == "one row":
-        rows[777] = True
+    if pattern == "few rows":
+        rows[370:378] = True
     else:
         rows[torch.randperm(ROWS, generator=torch.Generator().manual_seed(1))[: ROWS // 2]] = True
     return rows
@@ -96,7 +91,7 @@ def averages(compressor, rows: torch.Tensor, steps: int = 2) -> list[torch.Tenso
 
 @pytest.mark.many
 @each_exchange
-@pytest.mark.parametrize("pattern", ["one row", "half of the rows"])
+@pytest.mark.parametrize("pattern", ["few rows", "half of the rows"])
 @pytest.mark.parametrize("name", (*EVERY, *MORE))
 def test_rows_of_zeros_stay_zero(name, pattern, exchange):
     rows = zero_rows(pattern)
@@ -109,7 +104,7 @@ def test_rows_of_zeros_stay_zero(name, pattern, exchange):
 @each_exchange
 @pytest.mark.parametrize("name", (*EVERY, *MORE))
 def test_which_schemes_need_the_keyword(name, exchange):
-    rows = zero_rows("one row")
+    rows = zero_rows("few rows")
     moved = [
         bool(average[rows].any())
         for average in averages(made(name, keep_zeros=False, **EXCHANGES[exchange]), rows)
@@ -157,7 +152,7 @@ def test_adam_leaves_unused_rows_of_an_embedding_as_they_are(name):
     ranks = Ranks(parameters, made(name, bucket_size=8192), 2)
     optimizer = torch.optim.Adam([p for _, p in parameters], lr=0.01)
     used = torch.zeros(2000, dtype=torch.bool)
-    for step in range(3):
+    for step in range(2):
         for rank in range(2):
             generator = torch.Generator().manual_seed(10 * step + rank)
             words = torch.randint(0, 999, (16, 20), generator=generator)

@@ -8,7 +8,6 @@ from parcels import parcel
 from settings_objects import exchange_of
 
 from hvd_adaptive import ALQ, QSGD, Hierarchical, SparseSGD, simulate
-from hvd_adaptive.coding.owned_buffer import OwnedBuffer
 from hvd_adaptive.exchange.allgather import AllgatherExchange
 from hvd_adaptive.exchange.exchange import RankInfo
 from hvd_adaptive.exchange.hierarchical import HierarchicalExchange
@@ -16,23 +15,22 @@ from hvd_adaptive.exchange.scatter_reduce import ScatterReduceExchange
 from hvd_adaptive.exchange.shard_reduce import ShardReduce
 from hvd_adaptive.options import EXCHANGE_NAMES
 from hvd_adaptive.simulate.ranks import together
-from hvd_adaptive.transport.collectives import AllGather, AllToAll, Among
 
 # What can be simulated: the others measure a network.
 SIMULATED = [exchange for exchange in EXCHANGE_NAMES if exchange != "auto"]
 SIZES = (5000, 30, 1, 2300)
 
 
-def averaged(compressor, workers: int, dtype=torch.float32, scale=1.0, steps=1):
+def averaged(compressor, workers: int, dtype=torch.float32, steps=1, sizes=SIZES):
     """Ranks' gradients and their average, as vectors, by parameter."""
-    named = [(str(i), torch.nn.Parameter(torch.zeros(n, dtype=dtype))) for i, n in enumerate(SIZES)]
+    named = [(str(i), torch.nn.Parameter(torch.zeros(n, dtype=dtype))) for i, n in enumerate(sizes)]
     ranks, exact = simulate.Ranks(named, compressor, workers), []
     generator = torch.Generator().manual_seed(1)
     for step in range(steps):
-        exact = [torch.zeros(n, dtype=torch.float64) for n in SIZES]
+        exact = [torch.zeros(n, dtype=torch.float64) for n in sizes]
         for rank in range(workers):
             for total, (_, p) in zip(exact, named, strict=True):
-                p.grad = (torch.randn(p.numel(), generator=generator) * scale).to(dtype)
+                p.grad = torch.randn(p.numel(), generator=generator).to(dtype)
                 total += p.grad.double() / workers
             ranks.take(rank)
         if ranks.due(step):
@@ -43,8 +41,8 @@ def averaged(compressor, workers: int, dtype=torch.float32, scale=1.0, steps=1):
 
 @pytest.mark.many
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.float64], ids=str)
-@pytest.mark.parametrize("bucket", [64, 512, 10_000])
-@pytest.mark.parametrize(("workers", "per_node"), [(1, 1), (2, 1), (4, 2), (6, 2), (6, 3), (4, 4)])
+@pytest.mark.parametrize("bucket", [64, 10_000])
+@pytest.mark.parametrize(("workers", "per_node"), [(1, 1), (4, 2), (6, 2), (6, 3)])
 @pytest.mark.parametrize("exchange", SIMULATED)
 def test_close_to_the_average(exchange, workers, per_node, bucket, dtype):
     """Small tensors exactly, up to rounding; large ones as 8 bits allow."""
@@ -60,18 +58,6 @@ def test_close_to_the_average(exchange, workers, per_node, bucket, dtype):
         assert got.dtype == dtype
         error = (got.double() - want).norm() / want.norm()
         assert error < (0.03 if want.numel() >= 1024 else max(rounding, 1e-6))
-
-
-@pytest.mark.parametrize("exchange", SIMULATED)
-def test_sums_do_not_leave_the_range_of_half_precision(exchange):
-    """Of 6 ranks at 20,000: the average is one, their sum is not."""
-    compressor = QSGD(
-        bits=8, norm="linf", bucket_size=64, exchange=exchange_of(exchange, ranks_per_node=2)
-    )
-    exact, found = averaged(compressor, 6, torch.float16, scale=12_000.0)
-    for want, got in zip(exact, found, strict=True):
-        assert got.isfinite().all()
-        assert (got.double() - want).norm() < 0.03 * want.norm()
 
 
 @pytest.mark.parametrize("exchange", SIMULATED)
@@ -153,28 +139,6 @@ def test_shards_are_even_parts_of_both_sections():
 def test_narrowed_limits_averages_of_two_ranks_and_no_sums(factor, wanted):
     own = parcel(QSGD(bits=4).parts.default, torch.zeros(4, dtype=torch.float16), 4, factor)
     assert own.narrowed(torch.full((4,), 7e4), 4, 2).tolist() == [wanted] * 4
-
-
-def test_one_node_compresses_nothing():
-    compressor = QSGD(bits=2, bucket_size=64, exchange=Hierarchical(ranks_per_node=4))
-    exact, found = averaged(compressor, 4)
-    for want, got in zip(exact, found, strict=True):
-        torch.testing.assert_close(got.double(), want, rtol=1e-5, atol=1e-6)
-
-
-def test_some_ranks_collectives_are_an_alltoall_of_all():
-    data = [torch.full((r + 1,), r, dtype=torch.uint8) for r in range(4)]
-    members = [(0, 2), (1, 3), (0, 2), (1, 3)]
-    pairs = list(zip(members, data, strict=True))
-    gathers = [Among(m, AllGather(OwnedBuffer.copy_of(d)), 4) for m, d in pairs]
-    received = Among.hand_over(gathers)
-    assert torch.equal(received[2][0], torch.tensor([0, 2, 2, 2], dtype=torch.uint8))
-    assert [r[0].numel() for r in received] == [4, 6, 4, 6]
-    assert [g.sent_bytes(r, 4) for r, g in enumerate(gathers)] == [1, 2, 3, 4]
-    both = [(m, [OwnedBuffer.copy_of(d), OwnedBuffer.copy_of(d[:1])]) for m, d in pairs]
-    scatters = [Among(m, AllToAll(parts), 4, local=True) for m, parts in both]
-    assert [p.tolist() for p in Among.hand_over(scatters)[3]] == [[1], [3]]
-    assert scatters[0].sent_bytes(0, 4) == 0
 
 
 @pytest.mark.parametrize(
