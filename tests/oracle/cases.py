@@ -13,6 +13,17 @@ from hypothesis import strategies as st
 Compressor = tuple[str, dict[str, Any]]
 SIZES = (1, 16, 48, 64, 100, 256, 1000)
 DTYPES = ("float32", "float64", "bfloat16", "float16")
+OTHERS = [
+    "ORQ",
+    "LinearQuantile",
+    "BinGrad",
+    "SignSGD",
+    "OneBitSGD",
+    "NaturalCompression",
+    "SparseSGD",
+    "ECDQ",
+    "QCS",
+]
 NORMS = st.sampled_from(["l2", "linf"])
 BITS = st.integers(2, 8)
 FLAGS = st.booleans()
@@ -49,21 +60,7 @@ def tables(draw: st.DrawFn) -> Compressor:
 @st.composite
 def others(draw: st.DrawFn) -> Compressor:
     """The other schemes."""
-    name = draw(
-        st.sampled_from(
-            [
-                "ORQ",
-                "LinearQuantile",
-                "BinGrad",
-                "SignSGD",
-                "OneBitSGD",
-                "NaturalCompression",
-                "SparseSGD",
-                "ECDQ",
-                "QCS",
-            ]
-        )
-    )
+    name = draw(st.sampled_from(OTHERS))
     keywords: dict[str, Any] = {}
     if name == "ORQ":
         keywords["levels"] = draw(st.sampled_from([3, 5, 9, 17]))

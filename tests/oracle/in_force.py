@@ -14,6 +14,8 @@ import wire_decoder as wire
 from oracle.laws import Quantiser
 
 TABLES = wire.SHARED_TABLE
+GIVEN = ["norm", "variant", "iterate", "density", "delta"]
+GIVEN += ["measurements", "quantizer_range", "estimator"]
 NUMBERS = {"biased": 2, "partially_biased": 1}
 
 
@@ -23,20 +25,7 @@ def quantiser_of(given: Any, values: np.ndarray) -> Quantiser:
     Levels that each bucket has of its own are those of a payload that it makes of the vector.
     """
     codec = given.parts.default if hasattr(given, "parts") else given
-    found: dict[str, Any] = {
-        name: getattr(codec, name)
-        for name in (
-            "norm",
-            "variant",
-            "iterate",
-            "density",
-            "delta",
-            "measurements",
-            "quantizer_range",
-            "estimator",
-        )
-        if hasattr(codec, name)
-    }
+    found: dict[str, Any] = {name: getattr(codec, name) for name in GIVEN if hasattr(codec, name)}
     settings = codec.settings
     if codec.name in TABLES:
         found["levels"] = np.asarray(codec.levels, np.float64)

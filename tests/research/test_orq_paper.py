@@ -3,70 +3,36 @@
 from __future__ import annotations
 
 import math
-import os
-import re
-import struct
-import subprocess
+import shlex
 import sys
 from pathlib import Path
 
 import pytest
 import torch
+from pages import check_figures, look_up, verdicts_of
+from script_runs import ROOT, run
 
 pytest.importorskip("mlxtend")
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(330)]
 
-RESEARCH = Path(__file__).resolve().parents[2] / "research"
 FIGURES = {"orq_histograms", "orq_error", "orq_accuracy", "orq_buckets"}
-FLAGS = [
-    "--output-dir",
-    "runs",
-    "--figures",
-    "docs/images",
-    "--page",
-    "docs/orq.md",
-    "--seeds",
-    "1",
-    "--steps",
-    "1",
-    "--buckets",
-    "2048",
-    "--solver-seeds",
-    "1",
-    "--validation",
-    "20",
-]
-
-
-def paper(cwd: Path) -> subprocess.CompletedProcess[str]:
-    path = os.pathsep.join([str(RESEARCH.parent), os.environ.get("PYTHONPATH", "")])
-    return subprocess.run(
-        [sys.executable, str(RESEARCH / "orq_paper.py"), *FLAGS],
-        cwd=cwd,
-        env=os.environ | {"PYTHONPATH": path, "OMP_NUM_THREADS": "1"},
-        timeout=300,
-        text=True,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-    )
+FLAGS = shlex.split(
+    "--output-dir runs --figures docs/images --page docs/orq.md --seeds 1 --steps 1"
+)
+FLAGS += shlex.split("--buckets 2048 --solver-seeds 1 --validation 20")
 
 
 @pytest.mark.thorough
 def test_end_to_end_and_resumed(tmp_path, monkeypatch):
-    done = paper(tmp_path)
+    done = run([sys.executable, str(ROOT / "research" / "orq_paper.py"), *FLAGS], tmp_path, 300)
     assert done.returncode == 0, done.stdout
-    images, page = tmp_path / "docs/images", (tmp_path / "docs/orq.md").read_text()
-    assert {path.stem for path in images.iterdir()} == FIGURES
-    for figure in FIGURES:
-        data = (images / f"{figure}.png").read_bytes()
-        assert min(struct.unpack(">II", data[16:24])) >= 300
-        assert 5_000 < len(data) < 120_000
-        assert f"(images/{figure}.png)" in page
-    words = re.findall(r"^- \*\*(Holds|Does not hold|Not decided)\*\* \((\w+)", page, re.M)
+    page = (tmp_path / "docs/orq.md").read_text()
+    check_figures(page, tmp_path / "docs/images", FIGURES)
+    words = verdicts_of(page)
     # One seed decides nothing; the two claims on bytes are computed.
     assert len(words) == 45 and sum(word != "Not decided" for word, _ in words) == 2
     assert {how for word, how in words if word != "Not decided"} == {"computed"}
-    looked_up(tmp_path / "docs", monkeypatch, "orq.md")
+    look_up(tmp_path / "docs", monkeypatch, "orq.md")
     stamps = {path: path.stat().st_mtime_ns for path in (tmp_path / "runs").rglob("*.csv")}
     # Fig. 1's, errors and solvers of a trajectory; full precision, 12 methods, 4 at Table 4's
     # bucket size, with and without 2 clipping factors; full precision and 6 methods on 4 workers.
@@ -82,18 +48,6 @@ def test_end_to_end_and_resumed(tmp_path, monkeypatch):
         removed,
         foreign,
     }
-
-
-def looked_up(docs: Path, monkeypatch: pytest.MonkeyPatch, page: str) -> None:
-    """Every item of docs/papers.md that this page decides finds its claims on it."""
-    import papers
-    from papers_list import PAPERS
-
-    monkeypatch.setattr(papers, "DOCS", docs)
-    items = [item for of_paper in PAPERS.values() for item in of_paper if item.page == page]
-    assert len(items) > 5
-    for item in items:
-        assert papers.verdicts_on(page, item.claims), item
 
 
 def missing(cwd: Path, monkeypatch: pytest.MonkeyPatch) -> list:

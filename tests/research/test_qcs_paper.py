@@ -4,96 +4,44 @@ from __future__ import annotations
 
 import itertools
 import math
-import os
-import re
-import struct
-import subprocess
+import shlex
 import sys
-from pathlib import Path
 
 import pytest
 import torch
+from pages import check_figures, look_up, verdicts_of
+from script_runs import ROOT, run
 
 pytest.importorskip("mlxtend")
 pytest.importorskip("sklearn")
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(330)]
 
-RESEARCH = Path(__file__).resolve().parents[2] / "research"
 FIGURES = {"qcs_regression", "qcs_variance", "qcs_error", "qcs_workers", "qcs_convergence"}
 # Each alphabet that the package does not compile at set-up costs seconds here: so one gain.
-FLAGS = [
-    "--output-dir",
-    "runs",
-    "--figures",
-    "docs/images",
-    "--page",
-    "docs/qcs.md",
-    "--seeds",
-    "1",
-    "--steps",
-    "2",
-    "--workers",
-    "1",
-    "--repeats",
-    "2",
-    "--regression-steps",
-    "20",
-    "--gains",
-    "21",
-    "--intervals",
-    "1",
-]
-
-
-def paper(cwd: Path) -> subprocess.CompletedProcess[str]:
-    path = os.pathsep.join([str(RESEARCH.parent), os.environ.get("PYTHONPATH", "")])
-    return subprocess.run(
-        [sys.executable, str(RESEARCH / "qcs_paper.py"), *FLAGS],
-        cwd=cwd,
-        env=os.environ | {"PYTHONPATH": path, "OMP_NUM_THREADS": "1"},
-        timeout=300,
-        text=True,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-    )
+FLAGS = shlex.split(
+    "--output-dir runs --figures docs/images --page docs/qcs.md --seeds 1 --steps 2"
+)
+FLAGS += shlex.split("--workers 1 --repeats 2 --regression-steps 20 --gains 21 --intervals 1")
 
 
 @pytest.mark.thorough
 def test_end_to_end_and_resumed(tmp_path, monkeypatch):
-    done = paper(tmp_path)
+    command = [sys.executable, str(ROOT / "research" / "qcs_paper.py"), *FLAGS]
+    done = run(command, tmp_path, 300)
     assert done.returncode == 0, done.stdout
-    images = tmp_path / "docs/images"
-    assert {path.stem for path in images.iterdir()} == FIGURES
     page = (tmp_path / "docs/qcs.md").read_text()
-    for figure in FIGURES:
-        data = (images / f"{figure}.png").read_bytes()
-        assert min(struct.unpack(">II", data[16:24])) >= 300
-        assert 5_000 < len(data) < 120_000
-        assert f"(images/{figure}.png)" in page
-    words = re.findall(r"^- \*\*(Holds|Does not hold|Not decided)\*\* \((\w+)", page, re.M)
+    check_figures(page, tmp_path / "docs/images", FIGURES)
+    words = verdicts_of(page)
     # Two regressions and one seed decide nothing; a claim on bounds is computed.
     assert len(words) == 22 and [word for word, how in words if how == "computed"] == ["Holds"]
     assert sum(word == "Not decided" for word, _ in words) == 21
-    looked_up(tmp_path / "docs", monkeypatch)
+    # One gain is no range to interpolate in.
+    look_up(tmp_path / "docs", monkeypatch, "qcs.md", left_out="Sparse SGD")
     stamps = {path: path.stat().st_mtime_ns for path in (tmp_path / "runs").rglob("*.csv")}
     # 10 regressions, Fig. 3's, a trajectory, 3 methods of 2 models with 1 and 4 workers, and Adam.
     assert len(stamps) == 10 + 1 + 1 + 12 + 3
-    assert paper(tmp_path).returncode == 0
+    assert run(command, tmp_path, 300).returncode == 0
     assert stamps == {path: path.stat().st_mtime_ns for path in stamps}
-
-
-def looked_up(docs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Every item of docs/papers.md that this page decides finds its claims on it. Sparse SGD's are
-    left out: one gain is no range to interpolate in."""
-    import papers
-    from papers_list import PAPERS
-
-    monkeypatch.setattr(papers, "DOCS", docs)
-    items = [item for of_paper in PAPERS.values() for item in of_paper if item.page == "qcs.md"]
-    assert len(items) > 5
-    for item in items:
-        if "Sparse SGD" not in item.text:
-            assert papers.verdicts_on("qcs.md", item.claims), item
 
 
 @pytest.mark.parametrize("bucket", [2, 8, 40])
@@ -164,15 +112,6 @@ def test_baseline_regression_follows_the_exact_mean():
     values = torch.linspace(1, 4, 64, dtype=torch.float64)
     exact = float((values * (1 - RATES[0] * values) ** 20).sum() / values.sum())
     assert float(last[0].mean()) == pytest.approx(exact, rel=0.05)
-
-
-def test_runs_of_a_regression_share_nothing():
-    """Every codec's buckets divide a run's coordinates, so a diverged run spoils no other."""
-    from qcs_gain import REGRESSION, WHOLE
-
-    for name, make in REGRESSION.items():
-        if name != "baseline":
-            assert WHOLE % make().settings.bucket_size == 0, name
 
 
 def test_eq_11_by_brute_force():

@@ -14,7 +14,7 @@ RESEARCH = Path(__file__).resolve().parents[2] / "research"
 import verdicts  # noqa: E402
 from verdicts import FAILS, HOLDS, OPEN, Claim, Comparison, decide  # noqa: E402
 
-SEEDS, PAGES = 20, 200
+SEEDS, PAGES = 20, 100
 
 
 def most(rate: float, trials: int) -> float:
@@ -72,41 +72,6 @@ def test_errors_on_nulls_among_true_and_false_claims():
         assert found[:5] == [HOLDS] * 5 and found[5:10] == [FAILS] * 5
         wrong += any(word != OPEN for word in found[10:])
     assert wrong <= most(verdicts.ALPHA, PAGES)
-
-
-def test_claims_that_share_their_runs():
-    """All claims of a page compare with the same baseline, so they err together."""
-    rng = np.random.default_rng(4)
-    wrong = 0
-    for _ in range(PAGES):
-        accuracies = rng.normal(size=(21, SEEDS))
-        wrong += any(w != OPEN for w in words([claim(a - accuracies[0]) for a in accuracies[1:]]))
-    assert wrong <= most(verdicts.ALPHA, PAGES)
-
-
-def test_the_best_of_equal_methods_is_never_found():
-    """The old page chose the least of eight ranges of means: "least sensitive" was said by chance
-    for 2 of 8 equal methods a quarter of the time or more."""
-    rng = np.random.default_rng(5)
-    wrong, by_means = 0, 0
-    for _ in range(PAGES):
-        sensitivity = rng.normal(size=(8, SEEDS))
-        wrong += HOLDS in words(
-            [claim(*(s - sensitivity[i] for s in np.delete(sensitivity, i, 0))) for i in (0, 1)]
-        )
-        by_means += sensitivity.mean(axis=1).argmin() in (0, 1)
-    assert wrong <= most(verdicts.ALPHA, PAGES)
-    assert by_means > 0.15 * PAGES
-
-
-def test_all_comparisons_of_a_claim_at_their_margin_but_one_far_above():
-    rng = np.random.default_rng(6)
-    found = [
-        words([claim(row, row + 5 + rng.normal(size=SEEDS))])[0]
-        for row in rng.normal(size=(2000, SEEDS))
-    ]
-    assert found.count(HOLDS) <= most(verdicts.ALPHA / 2, 2000)
-    assert found.count(FAILS) <= most(verdicts.ALPHA / 2, 2000)
 
 
 @pytest.mark.parametrize("law", ["normal", "heavy tails"])

@@ -119,7 +119,7 @@ def test_what_one_refuses_the_other_refuses(kind: str):
     assert not all(verdicts)
 
 
-@pytest.mark.parametrize("alphabet", (2, 3, 8, 200))
+@pytest.mark.parametrize("alphabet", (2, 3, 8, 256))
 def test_bare_codes_agree(alphabet: int):
     packing = packing_of(alphabet)
     codes = torch.randint(0, alphabet, (1207,), generator=torch.Generator().manual_seed(1))
