@@ -24,28 +24,37 @@ _ONE = np.float32(1)
 
 
 @inline
-def _take(part, scale, alphabet, values, y):
-    """Set y to the codes' levels times scale, selected from registers if they are few."""
-    if alphabet == 2:
-        t0, t1 = values[0] * scale, values[1] * scale
-        for i in range(y.size):
-            y[i] = t1 if part[i] != 0 else t0
-    elif alphabet == 4:
-        t0, t1 = values[0] * scale, values[1] * scale
-        t2, t3 = values[2] * scale, values[3] * scale
-        for i in range(y.size):
-            y[i] = pick4(part[i], t0, t1, t2, t3)
-    elif alphabet <= 16:
-        y[:] = np.float32(0)
-        add_small(part, scale, alphabet, values, y)
-    else:
-        for i in range(y.size):
-            y[i] = values[np.uint64(part[i])] * scale
+def _take2(part, scale, alphabet, values, y):
+    """Set y to the codes' levels times scale."""
+    t0, t1 = values[0] * scale, values[1] * scale
+    for i in range(y.size):
+        y[i] = t1 if part[i] != 0 else t0
+
+
+@inline
+def _take4(part, scale, alphabet, values, y):
+    t0, t1, t2, t3 = values[0] * scale, values[1] * scale, values[2] * scale, values[3] * scale
+    for i in range(y.size):
+        y[i] = pick4(part[i], t0, t1, t2, t3)
+
+
+@inline
+def _take16(part, scale, alphabet, values, y):
+    y[:] = np.float32(0)
+    add_small(part, scale, alphabet, values, y)
+
+
+@inline
+def _take_any(part, scale, alphabet, values, y):
+    for i in range(y.size):
+        y[i] = values[np.uint64(part[i])] * scale
 
 
 @functools.cache
 def decoder_of(bits: int):
     alphabet = 1 << bits
+    # From registers if levels are few; the others are not compiled.
+    take = {1: _take2, 2: _take4, 3: _take16, 4: _take16}.get(bits, _take_any)
 
     @jit
     def decode(scale_at, word_at, count, size, last, kept, values, shared, owns, factors, out):
@@ -58,7 +67,6 @@ def decoder_of(bits: int):
             padded[i] = values[i % alphabet]
         used = np.empty(each, np.bool_)
         direct = bits <= MOST_BITS and kept[0] >= BLOCK
-        columns, total = np.ones((1, 16), np.float32), np.empty(16, np.float32)
         for first in range(0, buckets, each):
             stop = min(buckets, first + each)
             filled, rotated = (stop - first) * kept[0], (stop - first) * size
@@ -99,14 +107,14 @@ def decoder_of(bits: int):
                                 packed = words[(b * kept[0] + begin) // BLOCK * bits * LANES :]
                                 take_block(packed, padded, scale, y, begin, numba.literally(bits))
                         else:
-                            _take(part, scale, alphabet, padded, y[: kept[kind]])
+                            take(part, scale, alphabet, padded, y[: kept[kind]])
                         for i in range(kept[kind], length):
                             y[i] = np.float32(0)
                     root = factors[kind, 0]
                     for again in range(streams.size - 1, 0, -1):
-                        rotate(y, root, columns, total, True)
+                        rotate(y, root, True)
                         flip(y, streams[again], b, hashes)
                         times(y, weight)
-                    add_rotated_back(y, root, columns, total, streams[0], b, weight, hashes, target)
+                    add_rotated_back(y, root, streams[0], b, weight, hashes, target)
 
     return decode

@@ -131,7 +131,6 @@ def encoder_of(bits: int):
         memory = aligned(max(size, last))
         acc, cell = np.empty(NORM_LANES, np.float32), np.empty(1, np.float32)
         hashes, scaled = np.empty(APART, np.uint32), np.empty(sizes.size, np.float32)
-        columns, total = np.ones((1, 16), np.float32), np.empty(16, np.float32)
         scaled[:] = _NEVER
         for b in range(buckets):
             own_x = x[b * size : min(x.size, (b + 1) * size)]
@@ -144,7 +143,7 @@ def encoder_of(bits: int):
                 root = factors[kind, 0]
                 for stream in streams:
                     flip(y, stream, b, hashes)
-                    rotate(y, root, columns, total, False)
+                    rotate(y, root, False)
                 norm = norm_of(y, False, acc, cell)
                 deviation = norm * factors[kind, 2]
                 for t in range(half - 1):

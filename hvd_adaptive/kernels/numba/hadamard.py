@@ -12,7 +12,7 @@ import numpy as np
 from llvmlite import ir
 
 from hvd_adaptive.kernels.numba.butterflies import RUN, butterflies, last_butterflies
-from hvd_adaptive.kernels.numba.jit import inline, jit
+from hvd_adaptive.kernels.numba.jit import inline, jit, outline
 from hvd_adaptive.kernels.numba.permute import ENTRIES
 
 BLOCK = 4096
@@ -130,12 +130,18 @@ def apply(y, columns, total):
     elif y.size < RUN:
         _butterflies(y, y.size, 1)
     else:
-        long_strides(y)
-        for run in range(0, y.size, RUN):
-            last_butterflies(y, run)
+        transform(y)
 
 
-@inline
+@outline
+def transform(y):
+    """Multiply y (float32, (p,)), p a power of two of at least RUN, by S_p, in place."""
+    long_strides(y)
+    for run in range(0, y.size, RUN):
+        last_butterflies(y, run)
+
+
+@outline
 def long_strides(y):
     """Apply all strides from RUN on to y, whose size is a power of two of at least RUN."""
     top = y.size

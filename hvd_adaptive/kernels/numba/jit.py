@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import numba
+from numba.core.codegen import JITCodeLibrary
+from numba.core.compiler import Compiler
 
 from hvd_adaptive.kernels.numba.host_cache import once_a_host, warn_uncached
 
@@ -25,5 +28,67 @@ def inline(function: Callable) -> Callable:
 
     Only kernels can call it: it has no entry for Python or C, which would take time to compile.
     """
-    entries = {"no_cpython_wrapper": True, "no_cfunc_wrapper": True}
-    return numba.njit(function, forceinline=True, **entries, **_OPTIONS)
+    return _helper(function, _Inlined)
+
+
+def outline(function: Callable) -> Callable:
+    """Compile a helper as ``inline`` does, but once in each kernel, however often it is called."""
+    return _helper(function, _Outlined)
+
+
+def _helper(function: Callable, compiler: type[Compiler]) -> Callable:
+    options = {"no_cpython_wrapper": True, "no_cfunc_wrapper": True, **_OPTIONS}
+    inlined = compiler is _Inlined
+    return numba.njit(function, forceinline=inlined, pipeline_class=compiler, **options)
+
+
+class _HelperLibrary(JITCodeLibrary):
+    """Keep the code of a helper as it is until a kernel that calls it is optimised as a whole.
+
+    Numba optimises each helper by itself, and emits machine code for it that nothing runs.
+    """
+
+    def _optimize_final_module(self) -> None:
+        pass
+
+    def _finalize_final_module(self) -> None:
+        self._finalize_dynamic_globals()
+        self._finalized = True
+
+    def get_pointer_to_function(self, name: str) -> int:
+        """Return 0: there is no machine code."""
+        return 0
+
+    @property
+    def codegen(self) -> Any:
+        """Return what Numba gives the environment of machine code to."""
+        return self
+
+    def set_env(self, name: str, environment: Any) -> None:
+        """Do nothing, as there is no machine code."""
+
+
+class _OutlinedLibrary(_HelperLibrary):
+    """Keep LLVM from inlining the helper."""
+
+    def add_ir_module(self, ir_module: Any) -> None:
+        """Add the helper's code."""
+        for function in ir_module.functions:
+            if not function.is_declaration:
+                function.attributes.add("noinline")
+        super().add_ir_module(ir_module)
+
+
+class _Inlined(Compiler):
+    """Compile a helper into its library."""
+
+    library: type[JITCodeLibrary] = _HelperLibrary
+
+    def __init__(self, typing: Any, target: Any, library: Any, *rest: Any) -> None:
+        library = self.library(target.codegen(), "helper")
+        library.enable_object_caching()
+        super().__init__(typing, target, library, *rest)
+
+
+class _Outlined(_Inlined):
+    library = _OutlinedLibrary

@@ -10,8 +10,8 @@ from hvd_adaptive.kernels import random
 from hvd_adaptive.kernels.eden import APART, SPAN, block_order
 from hvd_adaptive.kernels.numba.butterflies import RUN, add_last_butterflies
 from hvd_adaptive.kernels.numba.encoder import bucket_key
-from hvd_adaptive.kernels.numba.hadamard import apply, long_strides
-from hvd_adaptive.kernels.numba.jit import inline, jit
+from hvd_adaptive.kernels.numba.hadamard import long_strides, transform
+from hvd_adaptive.kernels.numba.jit import inline, outline
 
 _COUNTER, _LOW = np.uint32(random.COUNTER), np.uint64(0xFFFFFFFF)
 _MIX32_A, _MIX32_B = np.uint32(random.MIX32_A), np.uint32(random.MIX32_B)
@@ -54,7 +54,7 @@ def hash(stream, bucket, begin, hashes):
         hashes[lane] = np.uint32(np.uint32(h ^ np.uint32(h >> np.uint32(13))) * _MIX32_B)
 
 
-@inline
+@outline
 def flip(y, stream, bucket, hashes):
     """Give y the bucket's signs. hashes: uint32 (APART,)."""
     bits = y.view(np.uint32)
@@ -69,10 +69,10 @@ def flip(y, stream, bucket, hashes):
 
 
 @inline
-def add_rotated_back(y, root, columns, total, stream, bucket, factor, hashes, target):
+def add_rotated_back(y, root, stream, bucket, factor, hashes, target):
     """Undo a rotation of y, and add y times factor to target, which may be shorter."""
     if y.size < RUN or y.size & (y.size - 1) or target.size < y.size:
-        rotate(y, root, columns, total, True)
+        rotate(y, root, True)
         flip(y, stream, bucket, hashes)
         _add(y, factor, target)
         return
@@ -84,9 +84,9 @@ def add_rotated_back(y, root, columns, total, stream, bucket, factor, hashes, ta
             add_last_butterflies(y, at, hashes, at % APART, shift, factor, target)
 
 
-@jit
+@outline
 def _add(y, factor, target):
-    # A function of its own: LLVM does not vectorise the loop inside of the decoder.
+    # LLVM does not vectorise the loop inside of the decoder.
     for i in range(target.size):
         target[i] += y[i] * factor
 
@@ -97,17 +97,16 @@ def times(y, factor):
         y[i] *= factor
 
 
-@inline
-def rotate(y, root, columns, total, back):
+@outline
+def rotate(y, root, back):
     """See reference.eden._rotated, or ``_rotated_back``."""
     m = 1
     while 2 * m <= y.size:
         m *= 2
     rest = y.size - m
-    # One call in a loop: LLVM inlines each call, and each copy takes time to compile.
     for turn in range(2 if rest else 1):
         begin = rest - turn * rest if back else turn * rest
         part = y[begin : begin + m]
-        apply(part, columns, total)
+        transform(part)
         if rest:
             times(part, root)
