@@ -37,6 +37,8 @@ class Quantizer(ABC):
     name: str = ""
     codings: tuple[str, ...] = ("fixed",)
     knows_errors: bool = False  # there are ``expected_errors``
+    # Relative squared error of large buckets, whatever they hold; None if it depends on them.
+    expected_error: float | None = None
     # Plain torch would be too slow: tensors on a device are copied to the host, and results back.
     encodes_on_host = False
 

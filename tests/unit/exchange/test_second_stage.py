@@ -9,7 +9,8 @@ import pytest
 import torch
 from scheme_cases import PAPER, scheme
 
-from hvd_adaptive import ALQ, QSGD, ScatterReduce, SparseSGD, simulate
+from hvd_adaptive import ALQ, EDEN, QSGD, ScatterReduce, SparseSGD, simulate
+from hvd_adaptive.codec import second_stage
 from hvd_adaptive.codec.second_stage import default_bits, references
 from hvd_adaptive.levels import (
     averaged_law,
@@ -18,6 +19,7 @@ from hvd_adaptive.levels import (
     uniform_magnitudes,
 )
 from hvd_adaptive.levels.histogram import Histogram
+from hvd_adaptive.schemes.eden import EDENCodec
 
 pytestmark = pytest.mark.many
 COORDINATES = 1 << 16
@@ -250,3 +252,13 @@ def test_averages_of_two_codes_of_one_bit_have_two_bits():
     """Of two levels each: an average is one of three or four numbers, that of more ranks is not."""
     codec = scheme("bingrad", bucket_size=512)().parts.default
     assert [default_bits(codec, ranks) for ranks in (2, 3)] == [2, 3]
+
+
+@pytest.mark.parametrize("bits", [0.5, 1, 2])
+def test_default_bits_of_eden(bits, monkeypatch):
+    """A formula gives those of measured errors."""
+    codec = EDEN(bits=bits).parts.default
+    found = [default_bits(codec, ranks) for ranks in (4, 16)]
+    monkeypatch.setattr(EDENCodec, "expected_error", None)
+    monkeypatch.setattr(second_stage, "_chosen", {})
+    assert [default_bits(codec, ranks) for ranks in (4, 16)] == found
