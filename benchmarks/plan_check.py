@@ -30,7 +30,7 @@ from hvd_adaptive.tools.launch import LAUNCHERS, RanksError, hints
 from hvd_adaptive.tools.methods import read, written
 from hvd_adaptive.tools.output import console, whole
 from hvd_adaptive.tools.plan import measure as measuring
-from hvd_adaptive.tools.plan.model import Cluster, Forecast, Job, Machine, predict
+from hvd_adaptive.tools.plan.model import Forecast, Job, Machine, predict
 
 SCHEMES = ("ALQ(bits=3)", "ECDQ(bits=2)", "QSGD(bits=8, norm='linf')")  # that are predicted
 LATENCY = 100e-6  # of a message between two of the laboratory's hosts
@@ -99,23 +99,19 @@ def kept_in(args: argparse.Namespace, name: str) -> Path | None:
     return Path(args.keep) / f"{name}-{args.launcher}-{args.model}-{args.ranks_per_host}.json"
 
 
-def cluster_of(args: argparse.Namespace, hosts: int, rate: str) -> Cluster:
-    """The laboratory's, whose hosts share this machine's cores."""
-    return Cluster(
+def predictions(
+    args: argparse.Namespace, machine: Machine, hosts: int, rate: str
+) -> dict[str, Forecast]:
+    """By the laboratory's labels. Its hosts share this machine's cores."""
+    job = Job(
+        *SIZES[args.model],
         ranks=hosts * args.ranks_per_host,
         bandwidth=bits_per_second(rate) / 8,
         per_host=args.ranks_per_host,
         latency=LATENCY,
         cores=len(os.sched_getaffinity(0)) / hosts,
     )
-
-
-def predictions(
-    args: argparse.Namespace, machine: Machine, hosts: int, rate: str
-) -> dict[str, Forecast]:
-    """By the laboratory's labels."""
-    found = predict(cluster_of(args, hosts, rate), Job(*SIZES[args.model]), machine)
-    return {f"{args.launcher}/{_text(p)}": p for p in found}
+    return {f"{args.launcher}/{_text(p)}": p for p in predict(job, machine)}
 
 
 def _text(prediction: Forecast) -> str:

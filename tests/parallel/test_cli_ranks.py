@@ -67,9 +67,8 @@ def test_bench_exchange(capsys):
 
 @pytest.mark.parametrize("launcher", ["mpi", pytest.param("gloo", marks=pytest.mark.thorough)])
 def test_constants_of_collectives(launcher):
-    found = measure.collectives(launcher)
-    for name in ("allreduce", "allgather"):
-        assert 1e-11 < found.copy_s[name] < 1e-6  # between 1 MB/s and 100 GB/s of one core
+    found = measure.collectives(launcher, "QSGD(bits=8)")
+    assert 1e-11 < found.copy_s < 1e-6  # between 1 MB/s and 100 GB/s of one core
     assert found.launcher == launcher
     assert 0 < found.stock_call_s < 0.01 and 0 < found.scheme_call_s < 0.01
 

@@ -6,15 +6,18 @@ import itertools
 import json
 import math
 import re
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from plan_machines import machine
 
 from hvd_adaptive.tools import launch
+from hvd_adaptive.tools.bench.gradients import heavy_tailed
 from hvd_adaptive.tools.bench.models import MODELS, shapes
 from hvd_adaptive.tools.cli import main
 from hvd_adaptive.tools.plan import command, measure
@@ -33,13 +36,18 @@ def installed(monkeypatch):
 @pytest.fixture
 def measured(monkeypatch):
     """Nothing is: constants are made up."""
-    averages = Cost("averages", 5.0, 3e-9, 2e-9, 0.0)
-    codec = Cost("ALQ(bits=3)", 2.82, 4e-9, 1e-9, 0.2, second=averages)
-    own = machine(codec, copy_s={"allreduce": 1e-9, "allgather": 9e-9}, stock_call_s=1e-4)
-    own = replace(own, scheme_call_s=3e-4)
+    codec = Cost("ALQ(bits=3)", 2.82, 4e-9, 1e-9, 0.2, second_bits=5.0, second_s=3e-9)
+    own = machine(codec, copy_s=1e-9, stock_call_s=1e-4, scheme_call_s=3e-4)
     monkeypatch.setattr(
-        measure, "measure", lambda schemes, ranks, launcher, show: replace(own, launcher=launcher)
+        measure, "measure", lambda schemes, ranks, launcher: replace(own, launcher=launcher)
     )
+
+
+@pytest.fixture
+def codecs(monkeypatch):
+    """Cost nothing, and need no process to compile them."""
+    monkeypatch.setattr(measure, "ProcessPoolExecutor", ThreadPoolExecutor)
+    monkeypatch.setattr(measure, "codec", lambda method, *_, **__: Cost(method, 3.0, 0.0, 0.0, 0.1))
 
 
 def numbers(text: str) -> list[float]:
@@ -54,32 +62,26 @@ def by_hand(told: str, exchange: str) -> list[float]:
         (line,) = re.findall(f"^.*?{pattern}(.*)$", told, re.MULTILINE)
         return numbers(line)
 
-    of_a_step, tensors, ranks, _ = found("ms of a step: ")
+    of_a_step, tensors, _ = found("ms of a step: ")
     groups, _ = found("min[(]backward, X[)] / ")
     (compute,), (backward,) = found("forward [+] backward: "), found("2/3 of it: ")
-    (latency,), (rate,) = found("messages [*] "), found("reached [*] ")
-    (core,) = found("MB [*] ns a byte / ")
-    of_bits, _, of_averages = found("scatter_reduce: bits/8")
-    four, _, _, ring = found(" ring: ")
-    bits, encode, decode, *second = found("ALQ[(]bits=3[)]: ")
-    _, stock_call, scheme_call, _ = found("calls = ")
+    copy, core = found("link [+] ")
+    (latency,) = found("messages [*] ")
+    bits, encode, decode, second_bits, second = found("ALQ[(]bits=3[)]: ")
+    stock_call, scheme_call, _ = found("calls = tensors")
+    *factors, link, messages = found(f"^ +{exchange}: (?=.* messages)")
     if exchange == "ring":
-        sent = {"allreduce": of_a_step * four * ring / 1e6}
-        codec, call = 0.0, stock_call
+        (four, _, _, two, part), codec, call = factors, 0.0, stock_call
+        sent = four * two * part
     else:
-        gathered = second[0] / 8 * of_averages
-        sent = {"direct": of_a_step * bits / 8 * of_bits / 1e6}
-        sent["allgather"] = of_a_step * gathered / 1e6
-        codec, call = encode + decode + second[1] / ranks + second[2], scheme_call
-    wire = 0.0  # in ms
-    for name, megabytes in sent.items():
-        messages, crossing, reached, copy = found(f"^ +{name}: (?=.* messages)")
-        wire += messages * latency / 1e3 + megabytes * crossing / (reached * rate / 8)
-        wire += megabytes * copy / core
+        (_, part), codec, call = factors, encode + decode + second, scheme_call
+        sent = (bits + second_bits) / 8 * part
+    megabytes = of_a_step * sent / 1e6
+    wire = megabytes * (link + copy / core) + messages * latency / 1e3  # in ms
     codec, calls = of_a_step * codec / core / 1e6, tensors * call / core / 1e3
     total = wire + codec + calls
     step = compute - backward + max(backward, total) + min(backward, total) / groups
-    return [step, wire, codec, calls, sum(sent.values())]
+    return [step, wire, codec, calls, megabytes]
 
 
 @pytest.mark.parametrize(
@@ -100,29 +102,26 @@ def test_a_step_by_the_printed_formula(measured, capsys, exchange, label, ranks,
     assert "recommended: ALQ(bits=3, exchange='scatter_reduce')" in told
 
 
-def test_lines_come_before_and_while_it_measures(monkeypatch, capsys):
-    """Not only the result, so that nobody waits without a word."""
-    monkeypatch.setattr(measure, "COORDINATES", 1 << 14)
-    monkeypatch.setattr(measure, "SECONDS", 0.0)
+def test_a_line_comes_before_it_measures(codecs, monkeypatch, capsys):
+    """So that nobody waits without a word; constants are those of ranks and of codecs."""
     told = []
 
     def ranks(*args):
         told.append(capsys.readouterr().err)
-        return [{"allreduce": (0.0, 0.1), "allgather": (0.0, 0.1), "stock": 2e-5, "scheme": 6e-5}]
+        return [{"small": 2e-3, "large": 0.102, "scheme": 6e-3}]
 
     monkeypatch.setattr(measure, "run_ranks", ranks)
     monkeypatch.setattr(measure.os, "sched_getaffinity", lambda _: {0, 1})
-    assert main([*COMMAND, "--methods", "ALQ(bits=3)", "EDEN(bits=2)"]) == 0
+    assert main([*COMMAND, "--methods", "ALQ(bits=3)", "EDEN(bits=2)", "--json"]) == 0
     # A ring of 4 ranks: 6/4 of 11,689,512 numbers, at 0.55 of the link, and 6 messages.
     float32 = 1.5 * 4 * 11_689_512 / (0.55 * 125e6) + 6 * 50e-6
     alone = f"float16 {1e3 * 0.51:.3g} ms by ring, float32 {float32:.3g} s by ring"
     assert f"on the link alone: {alone}" in told[0]
-    stock, *codecs = capsys.readouterr().err.splitlines()
-    # 62 tensors of 20 us, 0.1 s for 16 MiB less 4 KiB; 1.3 times longer in a step.
-    processor = 62 * 20e-6 + 1.5 * 4 * 11_689_512 * 0.1 / (2**24 - 2**12)
-    assert f"float32 {float32 + 1.3 * processor:.3g} s by ring" in stock
-    assert [line.split()[2] for line in codecs] == ["ALQ(bits=3)", "EDEN(bits=2)"]
-    assert all(re.search(r"[\d.]+ m?s by scatter_reduce$", line) for line in codecs)
+    own = json.loads(capsys.readouterr().out)["machine"]
+    # 100 tensors take 2 and 6 ms; 4,192,704 more numbers of 4 bytes 0.1 s.
+    assert own["copy_s"] == pytest.approx(0.1 / (4 * 4_192_704))
+    assert (own["stock_call_s"], own["scheme_call_s"]) == pytest.approx((2e-5, 6e-5))
+    assert [codec["label"] for codec in own["codecs"]] == ["ALQ(bits=3)", "EDEN(bits=2)"]
 
 
 def test_command_without_horovod(monkeypatch, capsys):
@@ -179,7 +178,7 @@ def test_help_fits_80_columns(capsys, monkeypatch):
     assert options >= {"--ranks", "--bandwidth", "--methods"} and "--constants" not in told
 
 
-def test_command_where_ranks_cannot_start(monkeypatch, capsys):
+def test_command_where_ranks_cannot_start(codecs, monkeypatch, capsys):
     def fails(*args):
         raise launch.RanksError("mpirun ended with status 1", "attempt to run as root")
 
@@ -222,16 +221,15 @@ def test_made_up_tensors(tensors, more):
         assert len(weights) < 2 or 60 < weights[-1] / weights[0] < 68
 
 
-def test_constants_of_a_codec(monkeypatch):
+def test_constants_of_a_codec():
     """Bits and error are those of payloads; of 8 bits a second stage has 8."""
-    monkeypatch.setattr(measure, "COORDINATES", 1 << 17)
-    found = measure.codec("QSGD(bits=8, norm='linf')", 4)
-    # 255 levels take four codes in 32 bits, a bucket's scale 32 more, a payload's header 768.
-    assert found.bits == pytest.approx(8 + 32 / 8192 + 768 / (1 << 17))
-    assert found.second.bits == pytest.approx(found.bits)
-    buckets = measure.gradient(1 << 17).view(-1, 8192).double()
+    found = measure.codec("QSGD(bits=8, norm='linf')", 4, 1 << 17, 3)
+    # 255 levels take four codes in 32 bits, a bucket's scale 32 more.
+    assert (found.bits, found.second_bits) == pytest.approx((8 + 32 / 8192,) * 2)
+    gradient = heavy_tailed((1 << 17,), torch.Generator().manual_seed(0))
+    buckets = gradient.view(-1, 8192).double()
     step = buckets.abs().amax(dim=1, keepdim=True) / 127
     part = (buckets / step).abs() % 1
     expected = (part * (1 - part) * step**2).sum() / buckets.square().sum()
     assert found.error == pytest.approx(float(expected), rel=0.02)
-    assert 0 < found.encode_s < 1e-6 and 0 < found.decode_s < 1e-6
+    assert 0 < found.encode_s < 1e-6 and 0 < found.decode_s < 1e-6 and 0 < found.second_s < 2e-6

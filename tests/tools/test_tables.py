@@ -14,7 +14,7 @@ from hvd_adaptive.tools.bench import command as bench
 from hvd_adaptive.tools.bench.codec import Options
 from hvd_adaptive.tools.bench.exchange import Measured
 from hvd_adaptive.tools.plan import text as plan
-from hvd_adaptive.tools.plan.model import Cluster, Job, advise, predict
+from hvd_adaptive.tools.plan.model import Job, advise, predict
 from hvd_adaptive.tools.schemes import command as schemes
 from hvd_adaptive.tools.tables import Column, fitting, make_table
 
@@ -25,10 +25,9 @@ WIDTHS = (80, 120)
 
 def print_plan() -> None:
     codec = dataclasses.replace(FREE, label=SHORT, encode_s=1e-9, decode_s=1e-9)
-    cluster, job = Cluster(16, 1.25e9), Job(161, 340_000_000, 0.12)
-    own = machine(codec)
-    predictions = predict(cluster, job, own)
-    plan.print_plan(predictions, advise(predictions)[0], cluster, job, own)
+    job, own = Job(161, 340_000_000, 16, 1.25e9, compute_s=0.12), machine(codec)
+    predictions = predict(job, own)
+    plan.print_plan(predictions, advise(predictions)[0], job, own)
 
 
 def print_exchange() -> None:

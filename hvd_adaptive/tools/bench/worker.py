@@ -31,17 +31,17 @@ def main() -> None:
 
     plan = json.loads(sys.argv[1])
     hvd.init()
-    networks = _networks(plan["tensors"], plan["coordinates"], hvd.rank())
+    each = networks(plan["tensors"], plan["coordinates"], hvd.rank())
     found = {}
     for method in parse(plan["methods"]):
         compression = method.compression(hvd.Compression)
-        found[method.label] = _measured(hvd, next(networks), compression, plan["steps"])
+        found[method.label] = measured(hvd, next(each), compression, plan["steps"])
     if hvd.rank() == 0:
         send_result(found | {"": {"ranks": hvd.size(), "hosts": hvd.cross_size()}})
     hvd.shutdown()
 
 
-def _networks(tensors: int, coordinates: int, rank: int) -> Iterator[FakeNetwork]:
+def networks(tensors: int, coordinates: int, rank: int) -> Iterator[FakeNetwork]:
     """Yield networks with this rank's gradients. Each optimizer needs a new one: the hooks of an
     earlier optimizer stay on its parameters."""
     generator = torch.Generator().manual_seed(rank)
@@ -52,7 +52,8 @@ def _networks(tensors: int, coordinates: int, rank: int) -> Iterator[FakeNetwork
         yield FakeNetwork(named, memory, [variant])
 
 
-def _measured(hvd: Any, network: FakeNetwork, scheme: Any, steps: int) -> dict[str, Any]:
+def measured(hvd: Any, network: FakeNetwork, scheme: Any, steps: int) -> dict[str, Any]:
+    """Return the slowest rank's seconds of each step, and means of a scheme's reports."""
     optimizer = hvd.DistributedOptimizer(
         Still(network.parameters(), lr=1.0), named_parameters=network.named(), compression=scheme
     )

@@ -23,17 +23,17 @@ from hvd_adaptive.tools.output import (
 DESCRIPTION = """\
 Predict the time of a training step with float32, float16 and schemes, and
 recommend one, or none. Codecs and Horovod's calls are measured on this machine
-for about ten seconds, and for one to two minutes more the first time, while
-kernels compile. Run it on a node of the cluster. Each prediction is printed as
-soon as it is known, then a table, and the formula with all its numbers.
-GPUs, NCCL and exchange="hierarchical" are not in the model.
+in about ten seconds. The first time kernels are compiled, which takes longer.
+Run it on a node of the cluster. The time on the link alone is printed at once,
+then a table, and the formula with all its numbers. GPUs, NCCL and
+exchange="hierarchical" are not in the model.
 
   hvd-adaptive plan --model resnet50 --ranks 16 --bandwidth 10gbit
   hvd-adaptive plan --params 340000000 --ranks 8 --bandwidth 100G \\
       --compute-ms 250 --methods "ALQ(bits=4)" "EDEN(bits=2)\""""
 EXIT_CODES = """\
 exit status: 0 predicted, 1 ranks could not be started here, 2 wrong arguments"""
-DEFAULTS = ("ALQ(bits=3)", "EDEN(bits=1)", "EDEN(bits=2)")
+DEFAULTS = ("ALQ(bits=3)", "EDEN(bits=2)")
 UNITS = {"k": 1e3, "m": 1e6, "g": 1e9}
 
 
@@ -62,7 +62,7 @@ def register(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> N
     add("--compute-ms", type=positive, metavar="MS", help=compute)
     add("--cores", type=positive, metavar="N", help="cores of each host (default: as here)")
     add("--launcher", choices=LAUNCHERS, help="whose collectives (default: mpi if it is there)")
-    methods = 'schemes, written as in Python: "ALQ(bits=3)"; float32 and float16 are always added'
+    methods = f"schemes, as in Python (default: {', '.join(DEFAULTS)}); stock methods are added"
     add("--methods", "--schemes", dest="methods", nargs="+", metavar="METHOD", help=methods)
     add("--json", action="store_true", help="print JSON")
     parser.set_defaults(run=lambda arguments: run(arguments, parser))
@@ -84,7 +84,7 @@ def bandwidth(text: str) -> float:
 
 def run(arguments: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
     """Run the command and return the exit status."""
-    from hvd_adaptive.tools.methods import STOCK, parse
+    from hvd_adaptive.tools.methods import parse
     from hvd_adaptive.tools.plan import measure, model, text
 
     ranks, per_host = arguments.ranks, arguments.ranks_per_host
@@ -102,36 +102,31 @@ def run(arguments: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
         print_failure(ModuleNotFoundError(missing), ["hvd-adaptive install-horovod"])
         return PROBLEM
     tensors, coordinates = tensors_and_coordinates(arguments.model, arguments.params)
-    job = model.Job(arguments.tensors or tensors, coordinates, (arguments.compute_ms or 0.0) * 1e-3)
-    cores = arguments.cores or float(len(os.sched_getaffinity(0)))
-    latency = arguments.latency_us * 1e-6
-    cluster = model.Cluster(ranks, arguments.bandwidth, per_host, latency, cores)
+    job = model.Job(
+        arguments.tensors or tensors,
+        coordinates,
+        ranks,
+        arguments.bandwidth,
+        per_host,
+        arguments.latency_us * 1e-6,
+        arguments.cores or float(len(os.sched_getaffinity(0))),
+        (arguments.compute_ms or 0.0) * 1e-3,
+    )
     launcher = arguments.launcher or (available() or ["mpi"])[0]
-    out = errors()
-
-    def show(known: model.Machine) -> None:
-        """Print what is newly known: stock Horovod's steps, or the last scheme's."""
-        newest = replace(known, codecs=known.codecs[-1:])
-        found = text.fastest(model.predict(cluster, job, newest))
-        labels = [codec.label for codec in newest.codecs] or list(STOCK)
-        said = text.in_words([p for p in found if p.method in labels])
-        out.print(f"a step: {said}", markup=False)
-
-    link = text.in_words(model.by_link_alone(cluster, job, launcher))
-    out.print(f"on the link alone: {link}; now measuring this machine", markup=False)
+    alone = model.predict(replace(job, compute_s=0.0), model.Machine(launcher, 0.0, 0.0, 0.0))
+    link = ", ".join(f"{p.method} {model.milliseconds(p.step_s)} by {p.exchange}" for p in alone)
+    errors().print(f"on the link alone: {link}; now measuring this machine", markup=False)
     try:
-        with out.status("measuring this machine, about ten seconds"):
-            machine = measure.measure(schemes, ranks, launcher, show)
+        machine = measure.measure(schemes, ranks, launcher)
     except RanksError as error:
         print_failure(error, [*hints(error.output), "hvd-adaptive doctor says more"], lines=10)
         return PROBLEM
-    predictions = model.predict(cluster, job, machine)
+    predictions = model.predict(job, machine)
     choice, reason = model.advise(predictions)
     compression = model.in_script(choice)
     if arguments.json:
         print_json(
             {
-                "cluster": asdict(cluster),
                 "job": asdict(job),
                 "machine": asdict(machine),
                 "predictions": [asdict(p) for p in predictions],
@@ -139,7 +134,7 @@ def run(arguments: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
             }
         )
         return OK
-    text.print_plan(predictions, choice, cluster, job, machine)
+    text.print_plan(predictions, choice, job, machine)
     recommended = f"recommended: {compression}\n  {reason}"
     console().print(recommended, style="bold", markup=False, soft_wrap=True)
     return OK

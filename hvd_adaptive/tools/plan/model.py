@@ -1,18 +1,13 @@
 """Predict a step from three terms: bytes on the wire, the codec, calls per tensor.
 
-text.explained prints the formula, with its numbers. A rank sends
-
-    ring            allreduce: 2 (N-1)/N of the numbers, in 4 bytes (float16: 2)
-    allgather       allgather: N-1 payloads
-    scatter_reduce  direct messages: (N-1)/N of a payload; allgather: (N-1)/N of the averages
-
-The model excludes GPUs and NCCL, other traffic, slower ranks and ``exchange="hierarchical"``.
+``text.explained`` prints the formula with its numbers. The model excludes GPUs and NCCL, other
+traffic, slower ranks and ``exchange="hierarchical"``.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from hvd_adaptive.tools.methods import STOCK, read, written
@@ -32,33 +27,22 @@ MOST_ERROR = 0.5  # relative squared error; methods with more are not recommende
 
 
 @dataclass(frozen=True)
-class Cluster:
-    """Describe ranks on hosts."""
+class Job:
+    """Describe a model's gradients, ranks and hosts."""
 
+    tensors: int
+    coordinates: int
     ranks: int  # 2 or more
     bandwidth: float  # bytes per second of a host's link, each way
     per_host: int = 1
     latency: float = 50e-6  # seconds of a message
     cores: float = 8.0  # of each host; may be a fraction
-
-    @property
-    def hosts(self) -> int:
-        """Return the number of hosts."""
-        return self.ranks // self.per_host
+    compute_s: float = 0.0  # of forward and backward pass
 
     @property
     def core_share(self) -> float:
-        """Return c: the part of a core that a rank has, divided by IN_STEP."""
+        """Return the part of a core that a rank has, divided by IN_STEP."""
         return min(1.0, self.cores / self.per_host) / IN_STEP
-
-
-@dataclass(frozen=True)
-class Job:
-    """Describe a model's gradients, and the seconds of its forward and backward pass."""
-
-    tensors: int
-    coordinates: int
-    compute_s: float = 0.0
 
     @property
     def groups(self) -> int:
@@ -68,7 +52,7 @@ class Job:
 
 @dataclass(frozen=True)
 class Cost:
-    """Hold what a coordinate of a scheme costs."""
+    """Hold what a number of a gradient costs with a scheme."""
 
     label: str  # the scheme, as tools.methods reads it
     bits: float
@@ -76,7 +60,8 @@ class Cost:
     decode_s: float  # to decode and add
     error: float  # relative, squared
     unbiased: bool = True
-    second: Cost | None = None  # of averages in scatter_reduce; None for float32
+    second_bits: float = 32.0  # of averages in scatter_reduce
+    second_s: float = 0.0  # to encode a rank's part of the averages, and decode all
 
 
 FLOAT32 = Cost("float32", 32.0, 0.0, 0.0, 0.0)
@@ -88,25 +73,10 @@ class Machine:
     """Hold what was measured with a launcher, "mpi" or "gloo"."""
 
     launcher: str
-    copy_s: Mapping[str, float]  # a byte that a rank sends in an "allreduce" or "allgather"
+    copy_s: float  # a byte that a rank sends
     stock_call_s: float  # a tensor of stock Horovod
     scheme_call_s: float  # a tensor with a scheme
-    codecs: tuple[Cost, ...]
-
-
-@dataclass(frozen=True)
-class Collective:
-    """Hold what a collective costs: its messages in turn, and the terms of a byte."""
-
-    messages: int
-    crossing: float  # bytes on a host's link for a byte that a rank sends
-    reached: float  # part of the link's rate
-    copy_s: float
-
-    def seconds(self, cluster: Cluster, sent: float) -> float:
-        """Return the seconds of a collective in which a rank sends ``sent`` bytes."""
-        link = self.crossing / (self.reached * cluster.bandwidth)
-        return self.messages * cluster.latency + sent * (link + self.copy_s / cluster.core_share)
+    codecs: tuple[Cost, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -124,59 +94,54 @@ class Forecast:
     unbiased: bool
 
 
-def collectives(cluster: Cluster, machine: Machine) -> dict[str, Collective]:
-    """Return the costs of "allreduce" and "allgather", and of "direct" messages to each rank."""
-    ranks, per_host, mpi = cluster.ranks, cluster.per_host, machine.launcher == "mpi"
-    others = ranks - 1 if cluster.hosts > 1 else 0
-    ring = REACHED_BY_RINGS if mpi and ranks > 2 else REACHED
-    around = float(cluster.hosts > 1)  # one rank of a host sends to the next host
-    # Direct messages to other hosts leave their own.
-    leaving = per_host * (ranks - per_host) / (ranks - 1)
-    direct = Collective(others, leaving, REACHED, machine.copy_s["allreduce"])
-    gather = Collective(others, around, ring, machine.copy_s["allgather"])
+def links(job: Job, launcher: str) -> dict[str, tuple[int, float]]:
+    """Return each exchange's messages in turn, and the link's seconds for a byte that a rank sends.
+
+    One rank of a host sends to the next host of a ring. All direct messages to other hosts leave.
+    """
+    ranks, per_host, mpi = job.ranks, job.per_host, launcher == "mpi"
+    reached = REACHED_BY_RINGS if mpi and ranks > 2 else REACHED
+    ring = (ranks > per_host) / (reached * job.bandwidth)
+    direct = per_host * (ranks - per_host) / (ranks - 1) / (REACHED * job.bandwidth)
+    gather = direct if mpi and ranks <= MOST_DIRECT else ring
+    turns = ranks - 1 if ranks > per_host else 0
+    # Payloads of scatter-reduce are direct messages, about as many bytes of averages are gathered.
+    scattered = (direct + gather) / 2
     return {
-        "allreduce": Collective(2 * others, around, ring, machine.copy_s["allreduce"]),
-        "direct": direct,
-        "allgather": direct if mpi and ranks <= MOST_DIRECT else gather,
+        "ring": (2 * turns, ring),
+        "allgather": (turns, gather),
+        "scatter_reduce": (2 * turns, scattered),
     }
 
 
-def predict(cluster: Cluster, job: Job, machine: Machine) -> list[Forecast]:
+def predict(job: Job, machine: Machine) -> list[Forecast]:
     """Predict stock Horovod, and every scheme by allgather and scatter-reduce; fastest first."""
-    ranks, part = cluster.ranks, (cluster.ranks - 1) / cluster.ranks
-    costs = collectives(cluster, machine)
+    n, share, part = job.coordinates, job.core_share, (job.ranks - 1) / job.ranks
+    known = links(job, machine.launcher)
 
-    def forecast(
-        cost: Cost, exchange: str, bits: Mapping[str, float], codec_s: float, call_s: float
-    ) -> Forecast:
-        n, share, backward = job.coordinates, cluster.core_share, BACKWARD * job.compute_s
-        sent = {name: n * each / 8 for name, each in bits.items()}
-        wire = sum(costs[name].seconds(cluster, size) for name, size in sent.items())
+    def forecast(cost: Cost, exchange: str, bits: float, codec_s: float, call_s: float) -> Forecast:
+        (messages, link_s), sent = known[exchange], n * bits / 8
+        wire = sent * (link_s + machine.copy_s / share) + messages * job.latency
         codec, calls = n * codec_s / share, job.tensors * call_s / share
-        total = wire + codec + calls
+        total, backward = wire + codec + calls, BACKWARD * job.compute_s
         step = job.compute_s - backward + max(backward, total) + min(backward, total) / job.groups
-        terms = step, wire, codec, calls, sum(sent.values())
+        terms = step, wire, codec, calls, sent
         return Forecast(cost.label, exchange, *terms, cost.error, cost.unbiased)
 
     found = [
-        forecast(stock, "ring", {"allreduce": 2 * part * stock.bits}, 0.0, machine.stock_call_s)
-        for stock in (FLOAT32, FLOAT16)
+        forecast(one, "ring", 2 * part * one.bits, 0.0, machine.stock_call_s)
+        for one in (FLOAT32, FLOAT16)
     ]
     for own in machine.codecs:
-        second, call = own.second or FLOAT32, machine.scheme_call_s
-        gathered = {"allgather": (ranks - 1) * own.bits}
-        codec = own.encode_s + ranks * own.decode_s
-        found.append(forecast(own, "allgather", gathered, codec, call))
-        scattered = {"direct": part * own.bits, "allgather": part * second.bits}
-        codec = own.encode_s + own.decode_s + second.encode_s / ranks + second.decode_s
-        found.append(forecast(own, "scatter_reduce", scattered, codec, call))
+        sums = {
+            "allgather": ((job.ranks - 1) * own.bits, own.encode_s + job.ranks * own.decode_s),
+            "scatter_reduce": (
+                part * (own.bits + own.second_bits),
+                own.encode_s + own.decode_s + own.second_s,
+            ),
+        }
+        found += [forecast(own, name, *sums[name], machine.scheme_call_s) for name in sums]
     return sorted(found, key=lambda one: one.step_s)
-
-
-def by_link_alone(cluster: Cluster, job: Job, launcher: str) -> list[Forecast]:
-    """Predict stock Horovod's exchange if neither copying nor calls took any time."""
-    free = Machine(launcher, {"allreduce": 0.0, "allgather": 0.0}, 0.0, 0.0, ())
-    return predict(cluster, Job(job.tensors, job.coordinates), free)
 
 
 def advise(predictions: Sequence[Forecast]) -> tuple[Forecast, str]:

@@ -72,7 +72,7 @@ def entry(name: str) -> Entry:
     documentation = inspect.getdoc(kind) or ""
     arguments = ", ".join(f"{keyword}={value!r}" for keyword, value in given.items())
     normal, laplacian = _samples()
-    bits, error = _measured(fitted, normal)
+    bits, error = measured(fitted, normal)
     return Entry(
         name=name,
         method=first_sentence(documentation),
@@ -80,7 +80,7 @@ def entry(name: str) -> Entry:
         keywords=own_keywords(kind),
         bits=bits,
         relative_error=error,
-        laplacian_error=_measured(kind(**given), laplacian)[1],
+        laplacian_error=measured(kind(**given), laplacian)[1],
         bound=bound(fitted),
         unbiased=is_unbiased(fitted),
         documentation=documentation,
@@ -129,8 +129,8 @@ def _samples() -> tuple[torch.Tensor, torch.Tensor]:
     return normal, laplacian.to(torch.float32)
 
 
-def _measured(scheme: Any, v: torch.Tensor) -> tuple[float, float]:
-    """Return bits per coordinate and relative squared error."""
+def measured(scheme: Any, v: torch.Tensor) -> tuple[float, float]:
+    """Fit a scheme to ``v``, and return bits per coordinate and relative squared error."""
     if hasattr(scheme, "fit"):
         scheme.fit(v)
     payload = scheme.encode(v, seed=1)
