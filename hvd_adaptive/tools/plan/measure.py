@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import functools
-import json
 import logging
 import os
-import sys
 from collections.abc import Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import replace
@@ -16,16 +14,13 @@ import torch
 
 from hvd_adaptive.tools.bench import codec as bench
 from hvd_adaptive.tools.bench.gradients import heavy_tailed
-from hvd_adaptive.tools.bench.worker import measured as steps
-from hvd_adaptive.tools.bench.worker import networks
-from hvd_adaptive.tools.launch import Ranks, run_ranks, send_result
+from hvd_adaptive.tools.launch import Ranks, run_ranks
 from hvd_adaptive.tools.methods import parse
 from hvd_adaptive.tools.plan.model import Cost, Machine
+from hvd_adaptive.tools.plan.worker import LARGE, SMALL, TENSORS
 from hvd_adaptive.tools.schemes.catalog import is_unbiased, measured
 
 SIZE, ROUNDS = 1 << 20, 7  # of codecs' gradients, 4 MB: more than a core's cache holds
-TENSORS, SMALL, LARGE = 100, 1_600, 1 << 22  # of the ranks' steps: tensors, and their numbers
-STEPS = 5  # whose least seconds count
 LIMIT = 60.0  # seconds after which ranks count as hanging
 
 
@@ -58,7 +53,7 @@ def collectives(launcher: str, method: str) -> Machine:
     time of the processor. Seconds are those of a whole core.
     """
     ranks = Ranks(2, launcher, tcp=True)
-    (found,) = run_ranks("hvd_adaptive.tools.plan.measure", method, ranks, LIMIT)
+    (found,) = run_ranks("hvd_adaptive.tools.plan.worker", method, ranks, LIMIT)
     share = min(1.0, len(os.sched_getaffinity(0)) / 2)
     # Each of two ranks sends as many bytes as there are.
     copy_s = max(0.0, found["large"] - found["small"]) / (4 * (LARGE - SMALL))
@@ -88,23 +83,3 @@ def codec(method: str, ranks: int, size: int = SIZE, rounds: int = ROUNDS) -> Co
     finally:
         logging.disable(logging.NOTSET)
         torch.set_num_threads(threads)
-
-
-def main() -> None:
-    """Time steps of small and of large gradients, as one of two ranks: ``measure METHOD``."""
-    import horovod.torch as hvd
-
-    hvd.init()
-    (method,) = parse([json.loads(sys.argv[1])])
-    none, found = hvd.Compression.none, {}
-    cases = {"small": (SMALL, none), "large": (LARGE, none), "scheme": (SMALL, method.scheme())}
-    for name, (size, compression) in cases.items():
-        network = next(networks(TENSORS, size, hvd.rank()))
-        found[name] = min(steps(hvd, network, compression, STEPS)["seconds"])
-    if hvd.rank() == 0:
-        send_result(found)
-    hvd.shutdown()
-
-
-if __name__ == "__main__":
-    main()
