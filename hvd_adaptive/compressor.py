@@ -304,8 +304,8 @@ class GradientCompressor(Changing, _Base, metaclass=RefusesClasses):
         if self._training.meter.last is None and _place()[1] == 1:
             _warn_alone(
                 "report(): all figures are 0 or NaN because one rank exchanges nothing, and its "
-                "gradients are not compressed; start two or more ranks (torchrun --nproc-per-node 2, "
-                "mpirun -np 2), or use encode() and decode()"
+                "gradients are not compressed; start two or more ranks, by torchrun "
+                "--nproc-per-node 2 or mpirun -np 2, or use encode() and decode()"
             )
         self._warn_if_unused()
         version = max(codec.table_version for codec in self.parts.values())
