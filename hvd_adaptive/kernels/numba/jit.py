@@ -36,10 +36,21 @@ def outline(function: Callable) -> Callable:
     return _helper(function, _Outlined)
 
 
+# Methods of Numba that _HelperLibrary replaces or calls. Without them helpers compile as kernels do.
+_PRIVATE = (
+    "_optimize_final_module",
+    "_finalize_final_module",
+    "_finalize_dynamic_globals",
+    "get_pointer_to_function",
+    "add_ir_module",
+)
+
+
 def _helper(function: Callable, compiler: type[Compiler]) -> Callable:
     options = {"no_cpython_wrapper": True, "no_cfunc_wrapper": True, **_OPTIONS}
-    inlined = compiler is _Inlined
-    return numba.njit(function, forceinline=inlined, pipeline_class=compiler, **options)
+    if all(hasattr(JITCodeLibrary, name) for name in _PRIVATE):
+        options["pipeline_class"] = compiler
+    return numba.njit(function, forceinline=compiler is _Inlined, **options)
 
 
 class _HelperLibrary(JITCodeLibrary):
