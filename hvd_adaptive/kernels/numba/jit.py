@@ -36,7 +36,7 @@ def outline(function: Callable) -> Callable:
     return _helper(function, _Outlined)
 
 
-# Methods of Numba that _HelperLibrary replaces or calls. Without them helpers compile as kernels do.
+# What _HelperLibrary replaces or calls in Numba. Without it helpers compile as kernels do.
 _PRIVATE = (
     "_optimize_final_module",
     "_finalize_final_module",
