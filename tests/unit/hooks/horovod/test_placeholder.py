@@ -106,10 +106,12 @@ def test_one_rank_that_disagrees_is_caught(size, data, number, what, average):
 @pytest.mark.parametrize("size", (2, 3, 1000))
 @pytest.mark.parametrize("what", ("slot", "step", "fingerprint"))
 def test_a_difference_of_one_is_caught(size, what):
-    """The least there is: neighbouring slots, consecutive steps."""
-    for number in (0, 1000, TOP - 1, TOP, 2**20 - 1, 2**31 + TOP):
+    """The least there is: neighbouring slots, consecutive steps; and one bit of a fingerprint."""
+    pairs = [(n, n + 1) for n in (0, 1000, TOP - 1, TOP, 2**20 - 1, 2**31 + TOP)]
+    pairs += [(0, SENT[what] >> bit) for bit in range(1, SENT[what].bit_length())]
+    for number, other in pairs:
         for rank in {0, 1, size - 1}:
-            rows = all_ranks(size, **{what: number}, odd={rank: {what: number + 1}})
+            rows = all_ranks(size, **{what: number}, odd={rank: {what: other}})
             for factor in (1.0, 1 / size):
                 with pytest.raises(RankMismatchError):
                     check_reduced(total(rows, after=factor), size)
