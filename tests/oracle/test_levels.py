@@ -72,7 +72,7 @@ def test_orq_coordinate_descent_satisfies_the_condition_everywhere(v, count):
 
 
 @settings(max_examples=40)
-@given(vectors, st.sampled_from([2, 3, 10, 33]), clips)
+@given(vectors, st.sampled_from([2, 3, 9, 17]), clips)
 def test_quantiles(v, count, clip):
     codec = LinearQuantile(keep_zeros=False, levels=count, bucket_size=SIZE, clip=clip)
     for levels, part in levels_and_buckets(codec, v):
@@ -110,7 +110,7 @@ def test_bingrad_is_within_a_percent_of_the_best(v, clip):
             beyond = size > b
             return ((size - b) ** 2)[beyond].sum() + (b * b - size**2)[~beyond].sum()
 
-        least = min(error(b) for b in np.concatenate([size, np.linspace(0, size.max(), 2001)]))
+        least = min(error(b) for b in np.concatenate([size, np.linspace(0, size.max(), 501)]))
         assert -levels[0] == levels[1]
         assert error(levels[1]) <= 1.0101 * least + 1e-6 * (size**2).sum()
 

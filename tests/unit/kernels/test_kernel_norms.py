@@ -21,7 +21,7 @@ def norms(kernels, values, bucket: int, norm: str) -> np.ndarray:
 
 @both
 @pytest.mark.parametrize("norm", ("l2", "linf"))
-@pytest.mark.parametrize("scale", (1e-37, 1e-25, 1.0, 1e19, 1e33))
+@pytest.mark.parametrize("scale", (1e-37, 1e-25, 1e-21, 1.0, 1e19, 1e33))
 def test_norms_against_float64(kernels, norm, scale):
     x = (np.random.default_rng(3).standard_normal(20_000) * scale).astype(np.float32)
     for bucket in (1, 100, 20_000):
