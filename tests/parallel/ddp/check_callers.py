@@ -65,7 +65,7 @@ def test_a_wrapper_in_16_bits():
     model, state = hooked(net, hook=fp16_compress_wrapper(compression_hook))
     assert_trains(model, net, 3)
     assert state.compressor.step == 3
-    report = state.compressor.report()
+    report = state.report()
     assert report["uncompressed_bytes"] == 2 * report["coordinates"]
 
 

@@ -483,7 +483,7 @@ def test_report_and_monitor(tmp_path):
     for step in range(2):
         backward(model, step)
         compressed.finish()
-    report = compressor.report()
+    report = compressed.report()
     sizes = [group.coordinates for group in compressor._training.layout.groups]
     assert report["coordinates"] == sum(sizes) and report["exchange"] == "reduce_scatter"
     assert 0 < report["wire_bytes"] < report["payload_bytes"] <= report["uncompressed_bytes"]

@@ -32,6 +32,7 @@ def test_one_rank_gets_copies(alone):
         ([torch.ones(3, dtype=torch.int64)], r"tensors\[0\]: must be float16.*not torch.int64"),
         ([torch.ones(3, dtype=torch.cfloat)], r"tensors\[0\]: is complex"),
         ([torch.ones(3).to_sparse()], r"tensors\[0\]: must be a dense tensor"),
+        ([torch.nn.Parameter(torch.ones(3))], r"tensors\[0\]: is a parameter; give .* p.grad"),
     ],
 )
 def test_wrong_tensors(alone, tensors, told):

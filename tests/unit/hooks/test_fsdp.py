@@ -10,6 +10,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 from torch.distributed.fsdp import FSDPModule, FullyShardedDataParallel, fully_shard
+from torch.nn.parallel import DistributedDataParallel
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from hvd_adaptive import ALQ, EDEN, QSGD, OneBitSGD
@@ -51,6 +52,8 @@ def test_models(model):
         compress_reduce_scatter(nn.Linear(3, 3), QSGD(bits=4))
     with pytest.raises(ValueError, match=r"must be a torch\.nn\.Module, not generator"):
         compress_reduce_scatter(model.parameters(), QSGD(bits=4))
+    with pytest.raises(ValueError, match=r"hook of its own: model\.register_comm_hook\("):
+        compress_reduce_scatter(DistributedDataParallel(nn.Linear(3, 3)), QSGD(bits=4))
     old = FullyShardedDataParallel(nn.Linear(3, 3), device_id=torch.device("cpu"))
     with pytest.raises(ValueError, match=r"\(FSDP1\) is not supported; shard the model by"):
         compress_reduce_scatter(old, QSGD(bits=4))
