@@ -285,9 +285,9 @@ class ScheduledWorker:
         return self._woken or (self._polls and self._network.version != self._seen)
 
 
-def explore(check: Callable[[random.Random], None], schedules: int) -> None:
-    """Check the schedules of the first seeds; an error names its seed."""
-    for seed in range(schedules):
+def explore(check: Callable[[random.Random], None], seeds: Iterable[int]) -> None:
+    """Check the schedules of these seeds; an error names its seed."""
+    for seed in seeds:
         try:
             check(random.Random(seed))
         except Exception as error:

@@ -191,7 +191,7 @@ def check(rng: random.Random) -> None:
 
 def test_any_schedule():
     """`make soak` explores 100,000."""
-    explore(check, SCHEDULES)
+    explore(check, range(48, 48 + SCHEDULES))  # the first ones give no step up
 
 
 def test_swapped_submissions_are_found(monkeypatch):

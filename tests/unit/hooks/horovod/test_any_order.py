@@ -186,7 +186,7 @@ def check_averages(averages, ranks, step, net, scale) -> None:
 
 
 def test_any_schedule():
-    explore(check, SCHEDULES)
+    explore(check, range(SCHEDULES))
 
 
 @pytest.mark.parametrize("scheme", SCHEMES)
