@@ -31,7 +31,7 @@ def test_same_codes_and_sums_of_a_part_of_the_coordinates(bits, bucket):
         compare(cuda, vector(heavy, n), EDEN(bits=bits, bucket_size=bucket).parts.default, n)
 
 
-@pytest.mark.parametrize(("bits", "kind"), zip(itertools.cycle(range(1, 9)), KINDS))
+@pytest.mark.parametrize(("bits", "kind"), list(zip(itertools.cycle(range(1, 9)), KINDS)))
 def test_same_codes_and_sums_for_all_bits_and_kinds_of_vectors(bits, kind):
     compare(cuda, vector(kind, 160), EDEN(bits=bits, bucket_size=128).parts.default, 2**63 + bits)
 

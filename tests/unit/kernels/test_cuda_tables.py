@@ -103,7 +103,7 @@ def test_hostile_buckets(norm: str, bucket: int, clip: float | None):
 
 
 @pytest.mark.parametrize(
-    ("bits", "place"), zip((2, 3, 3, 4, 3, 5, 6, 7, 8, 3), PLACES, strict=True)
+    ("bits", "place"), list(zip((2, 3, 3, 4, 3, 5, 6, 7, 8, 3), PLACES, strict=True))
 )
 def test_decode_for_each_width_and_place_of_buckets(bits: int, place: tuple[int, int]):
     decode(*place, table_of(bits, True), ranks=2 if bits > 3 else 3)
