@@ -20,7 +20,7 @@ from hostile_buckets import (
     normal,
 )
 
-from hvd_adaptive import Hierarchical
+from hvd_adaptive import Hierarchical, ScatterReduce
 
 KINDS = NOT_FINITE | ZEROS | DENORMAL | HUGE | FINITE
 
@@ -51,7 +51,7 @@ def test_every_kind_on_one_rank_and_on_all(scheme):
 
 
 @pytest.mark.parametrize("scheme", ["alq-3", "ecdq-3", "alq-8-symmetric"])
-@pytest.mark.parametrize("exchange", ["allgather", "scatter_reduce"])
+@pytest.mark.parametrize("exchange", ["allgather", ScatterReduce(second_stage_bits=8)], ids=str)
 def test_a_nan_in_every_step_hinders_no_fit(scheme, exchange):
     """A script that replaces NaN has no scaler that skips a step: every step is applied."""
     model = torch.nn.Linear(BUCKET, 32, bias=False)

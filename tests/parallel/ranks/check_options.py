@@ -75,7 +75,9 @@ def test_ranks_that_had_sent_different_groups_of_a_step_that_is_given_up(exchang
         bits=8,
         update_steps=[],
         fusion_bytes=20_000,
-        exchange="auto" if exchange == "auto" else exchange_of(exchange, ranks_per_node=1),
+        exchange="auto"
+        if exchange == "auto"
+        else exchange_of(exchange, ranks_per_node=1, second_stage_bits=8),
     )
     optimizer = distributed(model, compressor, prefix=f"uneven.{exchange}.")
     train(model, optimizer, 2)

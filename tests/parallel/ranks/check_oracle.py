@@ -18,10 +18,10 @@ from oracle import drawn  # isort: skip
 
 pytestmark = pytest.mark.ranks
 
-# Ten parts of twelve cases, since the checks above go through every scheme, exchange and option in
-# turn; `make ranks` takes ten times as many, other ones under each launcher.
-PARTS, CASES = 10, 12
-TIMES = 10 if ALL in os.environ else 1
+# Parts of twelve cases: the checks above go through every scheme, exchange and option in turn;
+# `make ranks` takes twenty times as many, other ones under each launcher.
+PARTS, CASES = 5, 12
+TIMES = 20 if ALL in os.environ else 1
 
 SMALL = {"bucket_size": 64, "min_numel": 0, "update_steps": [0, 1]}
 SHAPES = [(300,), (40, 30), (7,), (900,)]

@@ -10,7 +10,7 @@ import torch
 
 from hvd_adaptive import ALQ
 
-REBINDS = 150
+REBINDS = 100
 # Communicators of the level sync's own took 9 to 13 KiB each.
 BYTES = 4096
 

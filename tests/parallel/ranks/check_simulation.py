@@ -95,7 +95,13 @@ CASES = {
         fusion_bytes=30_000,
         exchange=ScatterReduce(second_stage_bits=6),
     ),
-    "scatter-tensor": scheme("alq-4", bucket_size=500, scope="tensor", tail="full", **REDUCE),
+    "scatter-tensor": scheme(
+        "alq-4",
+        bucket_size=500,
+        scope="tensor",
+        tail="full",
+        exchange=ScatterReduce(second_stage_bits=6),
+    ),
     "scatter-window": scheme(
         "qsgd-4",
         bucket_size=128,
