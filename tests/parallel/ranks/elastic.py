@@ -26,7 +26,7 @@ from conftest import batches, flat_parameters, make_model, rest_while_waiting
 
 from hvd_adaptive import ALQ, ECDQ
 
-GROW, LATER, LAST, COMMIT = 6, 6, 8, 2
+GROW, LATER, LAST, COMMIT = 6, 9, 12, 2
 SECOND, ADDED, WORKERS = "127.0.0.1", "127.1", 2
 
 

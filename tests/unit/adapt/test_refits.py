@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 import torch
 from exact_errors import relative_error
-from feedback_steps import OneRank, through_disk
+from feedback_steps import OneRank
+from states import through_disk
 
 from hvd_adaptive import ALQ, AMQ, ECDQ, QSGD
 

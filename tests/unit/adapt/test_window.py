@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 from exact_errors import relative_error
-from feedback_steps import through_disk
+from states import through_disk
 
 from hvd_adaptive import ALQ, AMQ, ECDQ, QSGD
 from hvd_adaptive.adapt import window
