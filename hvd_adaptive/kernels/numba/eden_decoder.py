@@ -53,8 +53,6 @@ def _take_any(part, scale, alphabet, values, y):
 @functools.cache
 def decoder_of(bits: int):
     alphabet = 1 << bits
-    # From registers if levels are few; the others are not compiled.
-    take = {1: _take2, 2: _take4, 3: _take16, 4: _take16}.get(bits, _take_any)
 
     @jit
     def decode(scale_at, word_at, count, size, last, kept, values, shared, owns, factors, out):
@@ -106,8 +104,16 @@ def decoder_of(bits: int):
                             for begin in range(0, kept[0], BLOCK):
                                 packed = words[(b * kept[0] + begin) // BLOCK * bits * LANES :]
                                 take_block(packed, padded, scale, y, begin, numba.literally(bits))
+                        # Numba leaves branches of other bits out. A helper chosen outside would
+                        # be another object in each process: the kernel would not be cached.
+                        elif bits == 1:
+                            _take2(part, scale, alphabet, padded, y[: kept[kind]])
+                        elif bits == 2:
+                            _take4(part, scale, alphabet, padded, y[: kept[kind]])
+                        elif bits <= 4:
+                            _take16(part, scale, alphabet, padded, y[: kept[kind]])
                         else:
-                            take(part, scale, alphabet, padded, y[: kept[kind]])
+                            _take_any(part, scale, alphabet, padded, y[: kept[kind]])
                         for i in range(kept[kind], length):
                             y[i] = np.float32(0)
                     root = factors[kind, 0]
