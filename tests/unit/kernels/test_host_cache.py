@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fcntl
+import inspect
 import logging
 import os
 import subprocess
@@ -14,6 +15,8 @@ from types import SimpleNamespace
 import pytest
 
 from hvd_adaptive.kernels.numba import host_cache
+from hvd_adaptive.kernels.numba.eden_decoder import decoder_of
+from hvd_adaptive.kernels.numba.eden_encoder import encoder_of
 from hvd_adaptive.kernels.numba.host_cache import once_a_host
 
 # Kernels as a rank needs them first; what this process has compiled, and imported for that.
@@ -201,3 +204,12 @@ def test_other_ranks_of_the_host_do_not_repeat_the_warning(monkeypatch, caplog):
     with caplog.at_level(logging.WARNING, "hvd_adaptive"):
         host_cache.warn_uncached("nowhere")
     assert not caplog.messages
+
+
+def test_kernels_refer_to_nothing_that_differs_between_processes():
+    """Numba finds a kernel in its cache by the values that its closure refers to. A function among
+    them is another object in each process, which compiles the kernel again."""
+    for bits in range(1, 9):
+        for kernel in (decoder_of(bits), encoder_of(bits)):
+            cells = inspect.getclosurevars(kernel.py_func).nonlocals
+            assert all(isinstance(value, int) for value in cells.values()), cells
