@@ -85,10 +85,13 @@ def test_the_readmes_numbers():
     assert len(told[:3]) == 3
     for _, method, seconds in told[:3]:
         assert seconds == f"{steps[method]} s", method
+    sharded = column(tables("fsdp.md", "## Measured")[0], "2 hosts, 100 Mbit/s")
+    for _, method, seconds in told[3:5]:
+        assert seconds == f"{sharded[method].split(', ')[1]} s", method
     found = tables("performance.md", "## Time to accuracy")
     of_tasks = [t for t in found if t[0][0] == "100 Mbit/s"]
     assert len(of_tasks) == 2
-    for rows, table in zip((told[3:6], told[6:9]), of_tasks, strict=True):
+    for rows, table in zip((told[5:8], told[8:11]), of_tasks, strict=True):
         seconds = column(table, "seconds to target")
         for _, method, value in rows:
             known = seconds[method.removeprefix("Horovod, ")]
@@ -96,7 +99,7 @@ def test_the_readmes_numbers():
     (demo,) = tables("performance.md", "## `make demo`")[:1]
     payloads, wire = column(demo, "payload bytes a step"), column(demo, "wire bytes a step")
     for (_, method, value), name in zip(
-        told[9:12], ("Horovod float32", "Horovod fp16", "`ALQ(bits=3)`"), strict=True
+        told[11:14], ("Horovod float32", "Horovod fp16", "`ALQ(bits=3)`"), strict=True
     ):
         assert name.removeprefix("Horovod ") == method.removeprefix("Horovod, ")
         assert value == wire[name]
@@ -107,8 +110,8 @@ def test_the_readmes_numbers():
     (alq,) = [row for row in rows if row[0] == "ALQ"]
     deficit = -float(alq[head.index("deficit to SuperSGD, points")])
     least, most = (-float(end) for end in alq[head.index("95% interval")].split(" to "))
-    assert told[12][2] == f"{deficit:+.2f} points ({most:+.2f} to {least:+.2f})"
-    assert len(told) == 13
+    assert told[14][2] == f"{deficit:+.2f} points ({most:+.2f} to {least:+.2f})"
+    assert len(told) == 15
 
 
 def test_the_readmes_warnings():
