@@ -191,4 +191,9 @@ def _first(home: Path, *patterns: str) -> Path | None:
 
 
 def _output(*command: str) -> str:
-    return subprocess.run(command, capture_output=True, text=True, errors="replace").stdout
+    """Return what a command prints; "" if it fails, or does not end within 30 s."""
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, errors="replace", timeout=30)
+    except (OSError, subprocess.TimeoutExpired):
+        return ""
+    return done.stdout if done.returncode == 0 else ""

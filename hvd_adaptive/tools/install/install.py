@@ -140,7 +140,12 @@ def probe() -> tuple[dict[str, object] | None, str]:
     it was built for); or None and why it cannot be imported."""
     # The folder has no ./horovod, which would hide the installed one.
     folder, command = Path(sys.executable).parent, [sys.executable, "-c", _PROBE]
-    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, errors="replace")
+    try:
+        done = subprocess.run(
+            command, cwd=folder, capture_output=True, text=True, errors="replace", timeout=300
+        )
+    except subprocess.TimeoutExpired:
+        return None, "import horovod.torch did not return within 300 s"
     if done.returncode != 0:
         words = done.stderr.strip().splitlines()[-3:] or [f"exit status {done.returncode}"]
         return None, "import horovod.torch fails: " + " | ".join(words)

@@ -41,10 +41,15 @@ def compiler_problem(standard: int) -> str | None:
         return f"no C++ compiler: {what}; {INSTALL_COMPILER}"
     probe = [*command, f"-std=c++{standard}", "-fsyntax-only", "-x", "c++", "-"]
     program = "#include <string>\n"
-    done = subprocess.run(probe, input=program, capture_output=True, text=True, errors="replace")
-    if done.returncode == 0:
-        return None
-    complaint = done.stderr.strip().partition("\n")[0] or f"exit status {done.returncode}"
+    try:
+        done = subprocess.run(
+            probe, input=program, capture_output=True, text=True, errors="replace", timeout=120
+        )
+        if done.returncode == 0:
+            return None
+        complaint = done.stderr.strip().partition("\n")[0] or f"exit status {done.returncode}"
+    except (OSError, subprocess.TimeoutExpired) as error:
+        complaint = str(error)
     return (
         f"{shlex.join(command)} does not compile C++{standard} ({complaint}); g++ 11, clang++ 14 "
         f"or newer does: {INSTALL_COMPILER}"
