@@ -121,7 +121,7 @@ class CompressionState:
         self.session.was_used = True  # another session continues
         self._set_up(self.compressor, self.session.names, group)
 
-    def report(self) -> dict[str, float]:
+    def report(self) -> dict[str, Any]:
         """Return the compressor's figures of the last step; see ``GradientCompressor.report``."""
         return self.compressor.report()
 

@@ -69,11 +69,11 @@ class Compressed:
         """
         self._session.finish()
 
-    def report(self) -> dict[str, float]:
+    def report(self) -> dict[str, Any]:
         """Return the compressor's figures of the last step; see ``GradientCompressor.report``.
 
-        This rank sends all shards but its own: of N ranks, wire_bytes are (N - 1)/N of
-        payload_bytes.
+        A reduce-scatter sends all shards but this rank's own: of N ranks, its wire_bytes are
+        (N - 1)/N of its payload_bytes.
         """
         return self.compressor.report()
 
@@ -231,12 +231,12 @@ def _modules_of(model: Any, method: str) -> list[tuple[str, Any]]:
             "model: FullyShardedDataParallel (FSDP1) is not supported; shard the model by "
             "torch.distributed.fsdp.fully_shard"
         )
-    if isinstance(model, nn.parallel.DistributedDataParallel):
+    found = [(name, m) for name, m in model.named_modules() if isinstance(m, FSDPModule)]
+    if not found and isinstance(model, nn.parallel.DistributedDataParallel):
         raise ValueError(
             "model: DistributedDataParallel has a hook of its own: model.register_comm_hook("
             "hvd_adaptive.ddp.CompressionState(...), hvd_adaptive.ddp.compression_hook)"
         )
-    found = [(name, m) for name, m in model.named_modules() if isinstance(m, FSDPModule)]
     if not found:
         raise ValueError("model: fully_shard has sharded none of its modules; call it before")
     return [(name or "root", module) for name, module in found]

@@ -37,8 +37,6 @@ class Quantizer(ABC):
     name: str = ""
     codings: tuple[str, ...] = ("fixed",)
     knows_errors: bool = False  # there are ``expected_errors``
-    # Relative squared error of large buckets, whatever they hold; None if it depends on them.
-    expected_error: float | None = None
     # Plain torch would be too slow: tensors on a device are copied to the host, and results back.
     encodes_on_host = False
 
@@ -185,6 +183,11 @@ class Quantizer(ABC):
         out = torch.empty_like(flat)
         self.decode_bodies([self._body(flat, key)], [key], 1.0, out, add=False)
         return out
+
+    @property
+    def expected_error(self) -> float | None:
+        """Return the relative squared error of large buckets; None if it depends on their law."""
+        return None
 
     def expected_errors(self, flat: torch.Tensor) -> torch.Tensor:
         """Return ``Payloads.squared_errors`` by a formula, if ``knows_errors``."""

@@ -156,7 +156,7 @@ class EDENCodec(Codec):
         return self._levels.values
 
     @property
-    def expected_error(self) -> float:  # type: ignore[override]
+    def expected_error(self) -> float:
         """Return the relative squared error of normal coordinates: D/(1 - D) of whole bits."""
         lost = distortion(normal_levels(self._levels.bits))
         return 1 / (1 - lost) / self._levels.share - 1

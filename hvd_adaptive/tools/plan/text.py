@@ -5,7 +5,16 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from hvd_adaptive.tools.output import console
-from hvd_adaptive.tools.plan.model import BACKWARD, Forecast, Job, Machine, links
+from hvd_adaptive.tools.plan.model import (
+    BACKWARD,
+    GROUP_BYTES,
+    REACHED,
+    REACHED_BY_RINGS,
+    Forecast,
+    Job,
+    Machine,
+    links,
+)
 from hvd_adaptive.tools.tables import Column, make_table
 
 
@@ -40,7 +49,8 @@ def _rounded(value: float) -> str:
 def explained(job: Job, machine: Machine) -> str:
     """Return the formula with its numbers."""
     ranks, share = job.ranks, f"{job.core_share:.4g} of a core"
-    part = f"{(ranks - 1) / ranks:.5g}"
+    part, mebibytes = f"{(ranks - 1) / ranks:.5g}", GROUP_BYTES >> 20
+    reached = f"{REACHED_BY_RINGS:g} (rings of MPI) or {REACHED:g}"
     sent = {
         "ring": f"4 (float16: 2) * 2 * {part}",
         "allgather": f"bits/8 * {ranks - 1}",
@@ -58,13 +68,13 @@ def explained(job: Job, machine: Machine) -> str:
     return f"""\
 ms of a step: {job.coordinates:,} numbers in {job.tensors} tensors on {ranks} ranks
 MB: sent by a rank; error: relative, squared, of one rank; b: biased
-step  = forward + max(backward, X) + min(backward, X) / {job.groups} groups of 16 MiB,
+step  = forward + max(backward, X) + min(backward, X) / {job.groups} groups of {mebibytes} MiB,
         X = wire + codec + calls; forward + backward: {1e3 * job.compute_s:g} ms,
         backward = 2/3 of it: {1e3 * BACKWARD * job.compute_s:.4g} ms
 wire  = MB * (link + {1e9 * machine.copy_s:.4g} ns to copy / {share})
         + messages * {1e6 * job.latency:g} us; MB = numbers * bytes of each:
 {exchanges}
-        link: a byte at 0.55 (rings of MPI) or 0.85 of {8e-9 * job.bandwidth:g} Gbit/s
+        link: a byte at {reached} of {8e-9 * job.bandwidth:g} Gbit/s
 codec = numbers * ns / {share}
         allgather: encode + {ranks} * decode
         scatter_reduce: encode + decode + averages
