@@ -413,3 +413,16 @@ def test_stock_exchanges_are_measured_once(tmp_path):
         assert 0 < last["blocked_s"] < last["step_s"] and 0 < last["arrival_s"] < last["step_s"]
     for a, b in zip(nets[0].parameters(), nets[1].parameters(), strict=True):
         assert torch.equal(a, b)
+
+
+def test_ranks_share_the_weights():
+    """Though their gradients differ."""
+    net = make_net()
+    model, state = wrap(net, QSGD(bits=2, bucket_size=512, error_feedback="auto"))
+    weights = []
+    for step in range(4):
+        backward(model, step)
+        weights.append(state.compressor._training.residuals.weights.of(""))
+    assert all(0 < weight < 0.5 for weight in weights) and len(set(weights)) > 1
+    assert_same_everywhere([torch.tensor(weights, dtype=torch.float64)])
+    assert state.compressor.state_dict()["feedback_weights"] == {"": weights[-1]}

@@ -9,14 +9,15 @@ import pytest
 import torch
 from parcels import parcel
 
-from hvd_adaptive import ALQ, QSGD, simulate
+from hvd_adaptive import ALQ, QSGD, Tuning, simulate
 from hvd_adaptive.exchange import auto as module
 from hvd_adaptive.exchange.allgather import AllgatherExchange
 from hvd_adaptive.exchange.auto import SIZES, AutoExchange, Half, Plain
 from hvd_adaptive.exchange.exchange import RankInfo
 from hvd_adaptive.exchange.hierarchical import HierarchicalExchange
 from hvd_adaptive.exchange.scatter_reduce import ScatterReduceExchange
-from hvd_adaptive.layout import Group
+from hvd_adaptive.layout import Group, Member
+from hvd_adaptive.run.rank_context import RankContext
 from hvd_adaptive.simulate.ranks import together
 
 CODEC = QSGD(bits=4, bucket_size=512).parts.default
@@ -165,3 +166,11 @@ def test_nodes_that_may_be_found_are_bounded(nodes):
     size = CODEC, 512, 0, torch.float32
     bound = HierarchicalExchange(RankInfo(4, 0)).in_flight_bytes(*size)
     assert AutoExchange(RankInfo(4, 0, nodes)).in_flight_bytes(*size) == bound
+
+
+def test_a_layout_that_fits_what_may_be_chosen():
+    """Between the bound of a nodes' exchange and the others': two ranks are not refused."""
+    scheme = QSGD(bits=4, bucket_size=8192, exchange="auto", tuning=Tuning(in_flight_bytes=160_000))
+    groups = RankContext(scheme, SimpleNamespace(size=2, rank=0))
+    layout = groups.build_layout([Member("w", (8192,), torch.float32)])
+    assert [group.coordinates for group in layout.groups] == [8192]

@@ -15,6 +15,7 @@ from hvd_adaptive.exchange.auto import Half, Plain
 from hvd_adaptive.exchange.exchange import FailedElsewhereError, RankInfo
 from hvd_adaptive.exchange.hierarchical import HierarchicalExchange
 from hvd_adaptive.exchange.scatter_reduce import ScatterReduceExchange
+from hvd_adaptive.monitor import StepMeter
 
 RANKS, BUCKET, STEPS = 4, 64, 127
 # A codec of many levels: its error is at most a step of a bucket's largest coordinate.
@@ -139,3 +140,19 @@ def test_ranks_that_exchange_are_named_by_the_parcel(kind):
         )
     ]
     assert all(isinstance(error, PayloadError) for error in outcomes(averaging))
+
+
+def test_payloads_are_counted_once():
+    flats, meters = drawn(1000), [StepMeter() for _ in range(RANKS)]
+    parcels = [
+        parcel(CODEC, flat, 900, 1 / RANKS, meter=meter, index=3)
+        for flat, meter in zip(flats, meters, strict=True)
+    ]
+    requests = [
+        next(AllgatherExchange(RankInfo(RANKS, rank)).average(p, f, f[:900]))
+        for rank, (p, f) in enumerate(zip(parcels, flats, strict=True))
+    ]
+    for request, meter in zip(requests, meters, strict=True):
+        meter.finish()
+        assert meter.report()["payload_bytes"] == request.data.size
+        assert 0 < meter.report()["relative_error"] < 1e-3
