@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
-from hvd_adaptive.tools.install import preflight
+from hvd_adaptive.tools.install import environment, install, preflight
 from hvd_adaptive.tools.install.diagnose import diagnose, tail
 
 
@@ -69,3 +70,16 @@ def test_tail_begins_with_the_compilers_first_error():
     late = tail("\n".join(built + errors[:2]), count=5).splitlines()
     assert late == [*built[-3:], *errors[:2]]
     assert tail("a\n\nb\n") == "a\nb"
+
+
+def test_tools_that_do_not_end_are_given_up(monkeypatch):
+    """A compiler or an import that hangs holds nothing up for ever."""
+
+    def run(command, **options):
+        raise subprocess.TimeoutExpired(command, options["timeout"])
+
+    monkeypatch.setattr(subprocess, "run", run)
+    monkeypatch.setattr(environment.shutil, "which", lambda name, path=None: f"/m/bin/{name}")
+    assert environment.find_mpi("/m/bin") == environment.Mpi(Path("/m/bin/mpicxx"), "MPI")
+    assert "timed out after 120 seconds" in str(preflight.compiler_problem(20))
+    assert install.probe() == (None, "import horovod.torch did not return within 300 s")
