@@ -24,7 +24,7 @@ from hvd_adaptive.differentiable import Differentiable
 from hvd_adaptive.options import from_plain, plain
 from hvd_adaptive.parts import Parts
 from hvd_adaptive.settings import keyword_of
-from hvd_adaptive.training import Training
+from hvd_adaptive.training import Training, rank_and_size
 
 logger = logging.getLogger("hvd_adaptive")
 
@@ -37,23 +37,6 @@ if TYPE_CHECKING:
     _Base = object
 else:
     _Base = _horovod.Compressor if _horovod is not None else object
-
-
-def _rank() -> int:
-    """Return this process's rank in Horovod or torch.distributed, or 0 if neither is running."""
-    return _place()[0]
-
-
-def _place() -> tuple[int, int]:
-    """Return this process's rank and the number of ranks in Horovod or torch.distributed, or (0, 0)
-    if neither is running."""
-    hvd = sys.modules.get("horovod.torch")
-    if hvd is not None and hvd.is_initialized():
-        return hvd.rank(), hvd.size()
-    distributed = torch.distributed
-    if distributed.is_available() and distributed.is_initialized():
-        return distributed.get_rank(), distributed.get_world_size()
-    return 0, 0
 
 
 def _in_ordinary_mode(function: Callable[..., Any], *arguments: Any) -> Any:
@@ -183,7 +166,7 @@ class GradientCompressor(Changing, _Base, metaclass=RefusesClasses):
         self._codec.payloads.check_device(flat.device)
         if seed is not None:
             seed = check_integer("seed", seed, 0, 2**64 - 1)
-        key = self._training.next_key(seed, self.settings.seed, _rank())
+        key = self._training.next_key(seed, self.settings.seed, rank_and_size()[0])
         flat = flat.detach().resolve_neg().contiguous()
         quantized = self.settings.quantized_part(flat.numel())
         return self._codec.payloads.encode(flat, quantized, key).bytes
@@ -301,7 +284,7 @@ class GradientCompressor(Changing, _Base, metaclass=RefusesClasses):
         Before the first exchange, and with one rank, which exchanges nothing, all figures are 0 and
         ``relative_error`` is NaN.
         """
-        if self._training.meter.last is None and _place()[1] == 1:
+        if self._training.meter.last is None and rank_and_size()[1] == 1:
             _warn_alone(
                 "report(): all figures are 0 or NaN because one rank exchanges nothing, and its "
                 "gradients are not compressed; start two or more ranks, by torchrun "
@@ -316,7 +299,7 @@ class GradientCompressor(Changing, _Base, metaclass=RefusesClasses):
     def _warn_if_unused(self) -> None:
         """Warn if gradients should have reached this compressor, and none has."""
         warn = getattr(self._training.connection, "warn_if_unused", None)
-        if warn is not None and self._training.meter.last is None and _place()[1] > 1:
+        if warn is not None and self._training.meter.last is None and rank_and_size()[1] > 1:
             warn()
 
     def close(self) -> None:

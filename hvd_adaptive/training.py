@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import logging
+import sys
 from collections.abc import Mapping
 from typing import Any
+
+import torch
 
 from hvd_adaptive import states
 from hvd_adaptive.adapt.updates import ScheduledUpdates, Updates
 from hvd_adaptive.base.streams import Use
 from hvd_adaptive.connection import Connection
-from hvd_adaptive.feedback import Residuals, check_residuals
+from hvd_adaptive.feedback import Residuals
+from hvd_adaptive.feedback_state import check_residuals
 from hvd_adaptive.instances import Instance
 from hvd_adaptive.kernels.random import stream_key
 from hvd_adaptive.layout import Layout
@@ -111,3 +115,17 @@ class Training:
     def __getstate__(self) -> dict[str, Any]:
         """Return the state of a copy, which serves no optimizer."""
         return self.__dict__ | {"connection": None}
+
+
+def rank_and_size() -> tuple[int, int]:
+    """Return this process's rank and the number of ranks in Horovod or torch.distributed.
+
+    They are (0, 0) if neither is running.
+    """
+    hvd = sys.modules.get("horovod.torch")
+    if hvd is not None and hvd.is_initialized():
+        return hvd.rank(), hvd.size()
+    distributed = torch.distributed
+    if distributed.is_available() and distributed.is_initialized():
+        return distributed.get_rank(), distributed.get_world_size()
+    return 0, 0

@@ -5,7 +5,8 @@ No function waits for a whole device, and all are no-ops for tensors on the CPU.
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterable, Sequence
+from collections.abc import Hashable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -72,6 +73,14 @@ def put(data: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
 def wait_for(device: torch.device) -> None:
     """Wait until the current stream has completed all its work; for measurements."""
     if device.type == "cuda":
+        torch.cuda.current_stream(device).synchronize()
+
+
+@contextmanager
+def finished_on(device: torch.device) -> Iterator[None]:
+    """Run a block on ``device``, and wait at its end for all of its work there."""
+    with torch.cuda.device(device):
+        yield
         torch.cuda.current_stream(device).synchronize()
 
 

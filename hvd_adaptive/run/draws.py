@@ -8,9 +8,12 @@ from collections.abc import Callable, Sequence
 import torch
 
 from hvd_adaptive.adapt.statistics import Sample
+from hvd_adaptive.coding.owned_buffer import OwnedBuffer
 from hvd_adaptive.exchange.exchange import Exchange, OwnSlice
 from hvd_adaptive.layout import Group
 from hvd_adaptive.run.samples import draw_buckets
+from hvd_adaptive.transport.collectives import AllToAll, Among
+from hvd_adaptive.transport.world import World
 
 logger = logging.getLogger("hvd_adaptive")
 
@@ -75,6 +78,29 @@ class Draws:
             factor = self._factor(rank)
             drawn.weights = [factor * weight for weight in drawn.weights]
         return drawn
+
+    def among_members(
+        self, flat_of: FlatOf, world: World, name: str, device: torch.device
+    ) -> Sample:
+        """Return this rank's draw; with several members this is a collective of all ranks.
+
+        Args:
+            flat_of: Gives a group's values on this rank.
+            world: The ranks.
+            name: Name of the collective.
+            device: Device of what is sent.
+        """
+        drawn = {member: self.draw(member, flat_of) for member in self.members}
+        own = drawn[world.rank]
+        if len(drawn) == 1:
+            return own
+        parts = [OwnedBuffer.copy_of(self.shared(of), device) for of in drawn.values()]
+        request = Among(self.members, AllToAll(parts), world.size, local=True)
+        handle = request.submit(world, name)
+        world.wait_until_there(handle, name, "parts")
+        received = request.receive(world, handle)
+        whole = [part[: part.numel() // 4 * 4].clone().view(torch.float32) for part in received]
+        return self.averaged(own, whole)
 
     def shared(self, drawn: Sample) -> torch.Tensor:
         """Return the drawn buckets whose mean is quantised, end to end; float32."""

@@ -6,21 +6,20 @@ import functools
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import torch
 
 from hvd_adaptive.base.errors import PayloadError
-from hvd_adaptive.coding.owned_buffer import OwnedBuffer
 from hvd_adaptive.feedback import Residuals
 from hvd_adaptive.layout import Group, Layout
 from hvd_adaptive.run.arrivals import Arrivals
 from hvd_adaptive.run.failures import Failures, step_failed
 from hvd_adaptive.run.results import Results
 from hvd_adaptive.run.trip import Trip, Trips
-from hvd_adaptive.transport.collectives import AllGather, AllToAll, Among, Collective, InFlight
+from hvd_adaptive.transport.collectives import AllGather, Collective, InFlight
 
 if TYPE_CHECKING:
     from hvd_adaptive.run.rank_context import RankContext
@@ -322,25 +321,10 @@ class Step:
         If ranks of a node quantise its mean, this is a collective of these ranks.
         """
         draws = self._trips.draws(self._groups_here(), count, part)
-        drawn = {member: draws.draw(member, self._trips.values) for member in draws.members}
-        own = drawn[self.binding.world.rank]
-        if len(drawn) == 1:
-            return own
-        parts = [OwnedBuffer.copy_of(draws.shared(of), self.device) for of in drawn.values()]
-        received = self._swapped(f"samples.{part}", draws.members, parts)
-        whole = [part[: part.numel() // 4 * 4].clone().view(torch.float32) for part in received]
-        return draws.averaged(own, whole)
-
-    def _swapped(
-        self, label: str, members: Sequence[int], parts: Sequence[OwnedBuffer]
-    ) -> list[torch.Tensor]:
-        """Return the result of an alltoall among members, in which all ranks take part."""
-        world, name = self.binding.world, self._trips.name_of(label)
-        request = Among(members, AllToAll(parts), world.size, local=True)
-        self.names.add(name)
-        handle = request.submit(world, name)
-        world.wait_until_there(handle, name, "parts")
-        return request.receive(world, handle)
+        name = self._trips.name_of(f"samples.{part}")
+        if len(draws.members) > 1:
+            self.names.add(name)
+        return draws.among_members(self._trips.values, self.binding.world, name, self.device)
 
     @property
     def device(self) -> torch.device:

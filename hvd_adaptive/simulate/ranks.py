@@ -6,9 +6,8 @@ averaged gradients equal, bit for bit, those of real ranks with these gradients.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import TypeVar
 
 import numpy as np
 import torch
@@ -23,8 +22,8 @@ from hvd_adaptive.layout import Member, build_layout, gather
 from hvd_adaptive.monitor import StepMeter
 from hvd_adaptive.run.trip import Trips
 from hvd_adaptive.settings import Settings
+from hvd_adaptive.simulate.stages import RankGradients, together
 from hvd_adaptive.simulate.variance import Scatter, quantization_error, scatter
-from hvd_adaptive.transport.collectives import Collective
 from hvd_adaptive.transport.nodes import nodes_of
 
 
@@ -325,81 +324,6 @@ class Ranks:
     def _take_back(self) -> None:
         for gradients in self._gradients:
             gradients.take_back()
-
-
-class RankGradients:
-    """Gradients of one rank, and memory that every group reuses (``run.trip.Gradients``).
-
-    In training, another group may be encoded or decoded in this memory while a collective is in
-    progress. Therefore ``take_back`` overwrites it each time: a late read yields NaN.
-
-    Args:
-        flats: The groups.
-
-    Attributes:
-        averages: Copies of the averages that were delivered, by group.
-    """
-
-    def __init__(self, flats: Sequence[torch.Tensor]) -> None:
-        self._flats = flats
-        self._buffers: dict[tuple[str, torch.dtype, torch.device], torch.Tensor] = {}
-        self.averages: dict[int, torch.Tensor] = {}
-
-    def gather(self, index: int, changed: bool) -> torch.Tensor:
-        """Return a copy of a group."""
-        own = self._flats[index]
-        return self.buffer("gradients", own.numel(), own.dtype, own.device).copy_(own)
-
-    def buffer(
-        self, use: str, coordinates: int, dtype: torch.dtype, device: torch.device
-    ) -> torch.Tensor:
-        """See ``Memory.buffer``."""
-        key = use, dtype, device
-        if key not in self._buffers or self._buffers[key].numel() < coordinates:
-            self._buffers[key] = torch.empty(coordinates, dtype=dtype, device=device)
-        return self._buffers[key][:coordinates]
-
-    def result(
-        self, index: int, coordinates: int, dtype: torch.dtype, device: torch.device
-    ) -> torch.Tensor:
-        """See ``Memory.result``."""
-        return self.buffer("result", coordinates, dtype, device)
-
-    def deliver(self, index: int, average: torch.Tensor) -> None:
-        """Copy the average of a group."""
-        self.averages[index] = average.clone()
-
-    def take_back(self) -> None:
-        """Overwrite all memory with NaN."""
-        for buffer in self._buffers.values():
-            buffer.fill_(float("nan"))
-
-
-_Result = TypeVar("_Result")
-
-
-def together(
-    ways: Sequence[Generator[Collective, list[torch.Tensor], _Result]],
-    under_way: Callable[[], None] = lambda: None,
-) -> _Result:
-    """Run an exchange of all ranks stage by stage, and return the first rank's result.
-
-    The other ranks, whose results are the same, do not decode their last collective.
-
-    Args:
-        ways: A trip (``run.trip``), or the average of an exchange, on each rank.
-        under_way: Called when all ranks have submitted a collective and none has read a result.
-    """
-    requests = [next(way) for way in ways]
-    while True:
-        under_way()
-        received = type(requests[0]).hand_over(requests)
-        try:
-            first = ways[0].send(received[0])
-        except StopIteration as end:
-            return end.value
-        others = zip(ways[1:], received[1:], strict=True)
-        requests = [first, *(way.send(own) for way, own in others)]
 
 
 def _agree(everyone: Sequence[Trips]) -> None:

@@ -11,7 +11,8 @@ from scheme_cases import scheme, schemes
 import hvd_adaptive
 from hvd_adaptive import ALQ, QSGD, TernGrad
 from hvd_adaptive.base.errors import ResidualError
-from hvd_adaptive.feedback import Residuals, all_finite
+from hvd_adaptive.base.finite import all_finite
+from hvd_adaptive.feedback import Residuals
 from hvd_adaptive.feedback_weight import PATIENCE, Weights
 from hvd_adaptive.layout import FIRST
 

@@ -14,12 +14,11 @@ import functools
 import logging
 import time
 import weakref
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, cast
 
 import torch
 
+from hvd_adaptive.base.device import finished_on
 from hvd_adaptive.base.errors import RankMismatchError
 from hvd_adaptive.hooks.horovod.joined import JoinedStep
 from hvd_adaptive.hooks.horovod.newcomers import take_first_state
@@ -157,7 +156,7 @@ class HorovodDrive(Drive):
                 return False if len(SESSIONS) > 1 and not self.over.is_set() else None
             if self.step is None or self.step.device.type == "cpu":
                 return self.go_on()
-            with _finished_on(self.step.device):
+            with finished_on(self.step.device):
                 return self.go_on()
 
     def send_what_is_complete(self) -> None:
@@ -352,11 +351,3 @@ def _new_step(binding: Binding, layout: Layout, worker: Worker | None) -> Step:
     if residuals is not None:
         residuals.lay_out(layout, binding.world.rank, binding.world.size)
     return Step(binding, layout, compressor.step, binding.abandoned.attempt, residuals, worker)
-
-
-@contextmanager
-def _finished_on(device: torch.device) -> Iterator[None]:
-    """Run a block on ``device``, and wait at its end for all of its work there."""
-    with torch.cuda.device(device):
-        yield
-        torch.cuda.current_stream(device).synchronize()

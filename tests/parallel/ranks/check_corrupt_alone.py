@@ -13,7 +13,7 @@ from damage import flipped, gone, truncated
 from rank_optimizers import distributed, restart
 
 from hvd_adaptive import ECDQ, QSGD, Hierarchical, PayloadError, Tuning
-from hvd_adaptive.run.step import Step
+from hvd_adaptive.run.draws import Draws
 from hvd_adaptive.transport.collectives import AllGather, AllToAll
 
 pytestmark = [pytest.mark.ranks, pytest.mark.gloo]
@@ -40,7 +40,7 @@ def inject(monkeypatch, damage, rank, turn) -> list:
     Samples of a node's mean, which fits alone see, do not count.
     """
     done, turns, samples = [], itertools.count(), []
-    swapped = Step._swapped
+    swapped = Draws.among_members
 
     def apart(self, *arguments):
         samples.append(True)
@@ -49,7 +49,7 @@ def inject(monkeypatch, damage, rank, turn) -> list:
         finally:
             samples.pop()
 
-    monkeypatch.setattr(Step, "_swapped", apart)
+    monkeypatch.setattr(Draws, "among_members", apart)
 
     def damaging(receive):
         def received(self, world, handle):

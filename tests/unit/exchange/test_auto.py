@@ -18,7 +18,7 @@ from hvd_adaptive.exchange.hierarchical import HierarchicalExchange
 from hvd_adaptive.exchange.scatter_reduce import ScatterReduceExchange
 from hvd_adaptive.layout import Group, Member
 from hvd_adaptive.run.rank_context import RankContext
-from hvd_adaptive.simulate.ranks import together
+from hvd_adaptive.simulate.stages import together
 
 CODEC = QSGD(bits=4, bucket_size=512).parts.default
 

@@ -14,7 +14,7 @@ from hvd_adaptive.exchange.hierarchical import HierarchicalExchange
 from hvd_adaptive.exchange.scatter_reduce import ScatterReduceExchange
 from hvd_adaptive.exchange.shard_reduce import ShardReduce
 from hvd_adaptive.options import EXCHANGE_NAMES
-from hvd_adaptive.simulate.ranks import together
+from hvd_adaptive.simulate.stages import together
 
 # What can be simulated: the others measure a network.
 SIMULATED = [exchange for exchange in EXCHANGE_NAMES if exchange != "auto"]

@@ -25,7 +25,7 @@ from hvd_adaptive.layout import Group, Member, Piece
 from hvd_adaptive.run.ordered_drive import OrderedDrive
 from hvd_adaptive.run.rank_context import RankContext
 from hvd_adaptive.run.rounded_zeros import RoundedZeros
-from hvd_adaptive.simulate.ranks import together
+from hvd_adaptive.simulate.stages import together
 
 pytestmark = pytest.mark.usefixtures("quick_kernels")
 
