@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import torch
 
 from hvd_adaptive.base.errors import PayloadError
@@ -38,68 +40,75 @@ _CHECKED = (
 Received = torch.Tensor | Arrived
 
 
-def header_of(
-    quantizer: Quantizer,
-    frame: Frame,
-    key: int,
-    length: int,
-    coding: str = "fixed",
-    zeros: int = 0,
-) -> Header:
-    """Return the header, without a checksum, of a payload of ``quantizer``.
+@dataclass(frozen=True)
+class Form:
+    """What all payloads of a quantiser, with its current table, of one frame have in common.
 
-    Args:
+    Attributes:
         quantizer: The quantiser.
-        frame: Numbers of coordinates, dtype and layout.
-        key: The sender's key.
-        length: Bytes of the payload.
-        coding: Coding of the body.
-        zeros: Bytes of the section of zeros.
+        header: Their header, without key and checksum: that of a payload that leaves no zeros out,
+            whose body is not coded and, if its length varies, has the most bytes.
+        body: Bytes of that body.
+        varies: Whether the bytes of bodies vary.
+        coding: Coding of bodies that are coded.
+        leaves_zeros_out: Whether bodies hold the coordinates that are not zero.
     """
-    return Header(
-        scheme=quantizer.name,
-        dtype=frame.dtype,
-        coding=coding,
-        alphabet=quantizer.alphabet,
-        coordinates=frame.coordinates,
-        full=frame.full,
-        bucket_size=quantizer.settings.bucket_size,
-        table_version=quantizer.table_version,
-        table_fingerprint=quantizer.table_fingerprint,
-        key=key,
-        layout=frame.layout,
-        length=length,
-        settings=quantizer.codec_fingerprint,
-        zeros=zeros,
-    )
 
+    quantizer: Quantizer
+    header: Header
+    body: int
+    varies: bool
+    coding: str
+    leaves_zeros_out: bool
 
-def open_payload(quantizer: Quantizer, payload: Received, expected: Header | Frame) -> Payload:
-    """Return a received payload after its header is checked, but not yet its checksum.
+    @classmethod
+    def of(cls, quantizer: Quantizer, frame: Frame) -> Form:
+        """Return the form of payloads of ``frame``: numbers of coordinates, dtype and layout."""
+        quantized = frame.coordinates - frame.full
+        body = quantizer.body_bytes(quantized)
+        alphabet, version, fingerprint = quantizer.table_state
+        header = Header(
+            scheme=quantizer.name,
+            dtype=frame.dtype,
+            coding="fixed",
+            alphabet=alphabet,
+            coordinates=frame.coordinates,
+            full=frame.full,
+            bucket_size=quantizer.settings.bucket_size,
+            table_version=version,
+            table_fingerprint=fingerprint,
+            key=0,
+            layout=frame.layout,
+            length=payload_bytes(body, frame.full * frame.dtype.itemsize),
+            settings=quantizer.codec_fingerprint,
+        )
+        coding = "fixed" if quantizer.coder is None else quantizer.settings.coding
+        varies = quantizer.varies(quantized)
+        return cls(quantizer, header, body, varies, coding, quantizer.leaves_zeros_out)
 
-    Raises:
-        PayloadError: It differs from ``expected`` in coordinates, dtype or layout, or does not fit
-            the quantiser.
-    """
-    if isinstance(payload, torch.Tensor):
-        header, data = read_header(payload), payload
-    else:
-        header, data = payload.header, payload.bytes
-    known = "fixed" if quantizer.coder is None else quantizer.settings.coding
-    own = header_of(
-        quantizer,
-        Frame(expected.coordinates, expected.full, expected.dtype, expected.layout),
-        header.key,
-        header.length,
-        header.coding if header.coding == "fixed" else known,
-        header.zeros if quantizer.leaves_zeros_out else 0,
-    )
-    if header._replace(checksum=0) != own:
-        raise PayloadError(_difference(quantizer, header, own, known))
-    quantized = header.coordinates - header.full
-    runs = runs_in(section_of_zeros(data, header), quantized)
-    inside = quantized if runs is None else runs.others
-    return opened(data, header, body_length(quantizer, header, inside), runs)
+    def open(self, payload: Received) -> Payload:
+        """Return a received payload after its header is checked, but not yet its checksum.
+
+        Raises:
+            PayloadError: It differs in coordinates, dtype or layout, or does not fit the quantiser.
+        """
+        if isinstance(payload, torch.Tensor):
+            payload = Arrived(read_header(payload), payload)
+        header, data = payload
+        own = self.header._replace(key=header.key, checksum=header.checksum)
+        if header == own and not self.varies:
+            return opened(data, header, self.body)
+        own = own._replace(
+            length=header.length,
+            coding=header.coding if header.coding == "fixed" else self.coding,
+            zeros=header.zeros if self.leaves_zeros_out else 0,
+        )
+        if header != own:
+            raise PayloadError(_difference(self.quantizer, header, own, self.coding))
+        quantized = header.coordinates - header.full
+        runs = runs_in(section_of_zeros(data, header), quantized)
+        inside = quantized if runs is None else runs.others
+        return opened(data, header, body_length(self.quantizer, header, inside), runs)
 
 
 def check_known(quantizer: Quantizer, found: Header, own: Header, rank: int) -> Header:
@@ -133,7 +142,7 @@ def body_length(quantizer: Quantizer, header: Header, quantized: int) -> int:
         most = padded(quantizer.body_bytes(quantized)) - 8
         least = quantizer.least_coded_bytes(quantized)
     full = header.full * header.dtype.itemsize
-    size = header.length - header.zeros - payload_bytes(0, full)
+    size = header.length - payload_bytes(0, full, header.zeros)
     if size % 8 or not padded(least) <= size <= padded(most):
         raise PayloadError(
             f"payload has {header.length} bytes according to its header; its body of "

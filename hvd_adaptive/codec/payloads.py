@@ -8,20 +8,16 @@ import torch
 
 from hvd_adaptive.base.device import stacked
 from hvd_adaptive.base.finite import narrowed
-from hvd_adaptive.codec.distortion import squares_of
-from hvd_adaptive.codec.opening import (
-    Received,
-    check_known,
-    header_of,
-    open_payload,
-)
-from hvd_adaptive.codec.quantizer import Quantizer
+from hvd_adaptive.codec.opening import Form, Received, check_known
+from hvd_adaptive.codec.quantizer import Quantizer, squares_of
 from hvd_adaptive.coding import payload as sections
 from hvd_adaptive.coding.header import SIZE, Frame, Header
 from hvd_adaptive.coding.owned_buffer import OwnedBuffer
 from hvd_adaptive.coding.payload import Encoded, Payload
 from hvd_adaptive.coding.zeros import Zeros, alike, most_section_bytes
 from hvd_adaptive.kernels.block_sums import BlockSums
+
+MOST_FORMS = 1024  # that are kept
 
 
 class Payloads:
@@ -32,10 +28,25 @@ class Payloads:
         quantizer: The quantiser.
     """
 
-    __slots__ = ("quantizer", "settings")
-
     def __init__(self, quantizer: Quantizer) -> None:
-        self.quantizer, self.settings = quantizer, quantizer.settings
+        self.quantizer = quantizer
+        # The forms of frames, with the state of the table that they are for.
+        self._forms: tuple[tuple[int, int, int], dict[Frame, Form]] = (0, 0, 0), {}
+
+    def form(self, frame: Header | Frame) -> Form:
+        """Return what payloads of a frame have in common.
+
+        Args:
+            frame: Numbers of coordinates, dtype and layout.
+        """
+        own = Frame(frame.coordinates, frame.full, frame.dtype, frame.layout)
+        state = self.quantizer.table_state
+        of_state, forms = self._forms
+        if of_state != state or len(forms) >= MOST_FORMS:
+            of_state, forms = self._forms = state, {}
+        if own not in forms:
+            forms[own] = Form.of(self.quantizer, own)
+        return forms[own]
 
     # Lengths and devices --------------------------------------------------------------------------
 
@@ -55,12 +66,6 @@ class Payloads:
         zeros = most_section_bytes(quantized) if self.quantizer.leaves_zeros_out else 0
         return self.length(quantized, full, dtype) + zeros
 
-    def varies(self, coordinates: int) -> bool:
-        """Return whether bodies of ``coordinates`` coordinates vary in length."""
-        quantizer = self.quantizer
-        least, most = quantizer.least_body_bytes(coordinates), quantizer.body_bytes(coordinates)
-        return quantizer.coder is not None or least < most
-
     def is_on_host(self, device: torch.device) -> bool:
         """Return whether tensors on ``device`` are copied to the host and encoded there."""
         return self.quantizer.encodes_on_host and device.type != "cpu"
@@ -73,9 +78,10 @@ class Payloads:
         """
         if device.type == "cpu":
             return
-        if self.settings.coding != "fixed":
+        coding = self.quantizer.settings.coding
+        if coding != "fixed":
             raise ValueError(
-                f"coding={self.settings.coding!r}: must be 'fixed' for tensors on {device.type}: "
+                f"coding={coding!r}: must be 'fixed' for tensors on {device.type}: "
                 "lossless coders run on the CPU alone"
             )
         if self.is_on_host(device):
@@ -110,39 +116,63 @@ class Payloads:
                 same device.
         """
         values = (flat[:quantized] if values is None else values).to(torch.float32)
-        if self.is_on_host(flat.device):
+        if not flat.is_cpu and self.is_on_host(flat.device):
             copies = flat.cpu(), quantized, key, layout, values.cpu()
             return self.encode(*copies).to(flat.device)
-        quantizer, coding, body, sums = self.quantizer, "fixed", None, None
-        zeros = self.zeros_of(values)
-        section = None if zeros is None else zeros.section()
+        frame = Frame(flat.numel(), flat.numel() - quantized, flat.dtype, layout)
+        form, quantizer, section, body = self.form(frame), self.quantizer, None, None
+        header, size, varies = form.header._replace(key=key), form.body, form.varies
+        zeros = Zeros.of(values) if form.leaves_zeros_out else None
         if zeros is not None:
-            values = zeros.others_of(values)
-        if self.varies(values.numel()):
-            body = quantizer._body(values, key)
-            coded = quantizer.coded_body(body, values.numel())
-            coding, body = ("fixed", body) if coded is None else (self.settings.coding, coded)
-        size = quantizer.body_bytes(values.numel()) if body is None else body.numel()
-        zeros_bytes = 0 if section is None else section.numel()
-        full = flat.numel() - quantized
-        length = sections.payload_bytes(size, full * flat.dtype.itemsize) + zeros_bytes
-        frame = Frame(flat.numel(), full, flat.dtype, layout)
-        header = header_of(quantizer, frame, key, length, coding, zeros_bytes)
-        if memory is None or memory.size < length:
-            memory = OwnedBuffer(length, flat.device)
-        runs = None if zeros is None else zeros.runs
-        payload = Encoded.within(memory.part(0, length), header, size, runs)
+            section, values = zeros.section(), zeros.others_of(values)
+            size, varies = quantizer.body_bytes(values.numel()), quantizer.varies(values.numel())
+        if varies:
+            body, header = self._body(form, header, values)
+            size = body.numel()
+        if zeros is not None or varies:
+            zeros_bytes, full = 0 if section is None else section.numel(), frame.full
+            length = sections.payload_bytes(size, full * flat.dtype.itemsize, zeros_bytes)
+            header = header._replace(zeros=zeros_bytes, length=length)
+        if memory is None or memory.size < header.length:
+            memory = OwnedBuffer(header.length, flat.device)
+        elif memory.size > header.length:
+            memory = memory.part(0, header.length)
+        runs, data = None if zeros is None else zeros.runs, memory.bytes
+        payload = Encoded(header, data, data[SIZE : SIZE + size], runs, memory=memory)
+        self._fill(payload, values, body, section, flat[quantized:])
+        return payload
+
+    def _body(
+        self, form: Form, header: Header, values: torch.Tensor
+    ) -> tuple[torch.Tensor, Header]:
+        """Return a body whose length varies, coded if that is shorter; and its header."""
+        body = self.quantizer._body(values, header.key)
+        coded = self.quantizer.coded_body(body, values.numel())
+        if coded is None:
+            return body, header
+        return coded, header._replace(coding=self.quantizer.settings.coding)
+
+    def _fill(
+        self,
+        payload: Encoded,
+        values: torch.Tensor,
+        body: torch.Tensor | None,
+        section: torch.Tensor | None,
+        full: torch.Tensor,
+    ) -> None:
+        """Write the sections of a payload; ``values`` are quantised if there is no body yet."""
+        sums = None
         if body is None:
-            result = quantizer.encode_body(values, payload.body, key)
-            sums = result if isinstance(result, BlockSums) and result.size == size else None
+            sums = self.quantizer.encode_body(values, payload.body, payload.header.key)
         else:
             payload.body.copy_(body)
         if section is not None:
             payload.zeros.copy_(section)
-        if full:
-            payload.full.copy_(flat[quantized:])
-        payload.seal(self.settings.tuning.checksum, sums)
-        return payload
+        if full.numel():
+            payload.full.copy_(full)
+        if not isinstance(sums, BlockSums) or sums.size != payload.body.numel():
+            sums = None
+        payload.seal(self.quantizer.settings.tuning.checksum, sums)
 
     def zeros_of(self, flat: torch.Tensor) -> Zeros | None:
         """Return the zeros of ``flat`` (float32, 1-D) that are left out; None if there are none.
@@ -177,9 +207,10 @@ class Payloads:
             PayloadError: A payload differs from ``expected`` in coordinates, dtype or layout, does
                 not fit the quantiser, or is corrupt.
         """
-        opened = [open_payload(self.quantizer, payload, expected) for payload in received]
+        opened, verify = self._opened(received, expected)
         # Sizes come from headers, so verify everything before memory is allocated.
-        self._verifying(opened)()
+        if verify is not None:
+            verify()
         wide = torch.float64 if expected.dtype == torch.float64 else torch.float32
         out = torch.empty(expected.coordinates, dtype=wide, device=opened[0].bytes.device)
         quantized = expected.coordinates - expected.full
@@ -198,11 +229,18 @@ class Payloads:
 
         The contents of that memory are undefined if PayloadError is raised.
         """
-        opened = [open_payload(self.quantizer, payload, expected) for payload in received]
-        # A device decodes while the host waits for the checksums.
-        verified = self._verifying(opened)
+        opened, verify = self._opened(received, expected)
         self._sum_sections(opened, factor, values, full, self.add)
-        verified()
+        if verify is not None:  # a device decodes while the host waits for the checksums
+            verify()
+
+    def _opened(
+        self, received: Sequence[Received], expected: Header | Frame
+    ) -> tuple[list[Payload], Callable[[], None] | None]:
+        """Return payloads whose headers are checked, and the result of ``payload.verified``."""
+        form, checks = self.form(expected), self.quantizer.settings.tuning.checksum
+        opened = list(map(form.open, received))
+        return opened, sections.verified(opened) if checks else None
 
     def sum_known(
         self,
@@ -231,7 +269,8 @@ class Payloads:
             for data, own in zip(received, headers, strict=True)
         ]
         heads = stacked([data[:SIZE] for data in received])
-        sums = sections.checksums(opened) if self.settings.tuning.checksum else None
+        checks = quantizer.settings.tuning.checksum
+        sums = sections.checksums(opened) if checks else None
 
         def verify() -> None:
             rows = zip(heads.get(), headers, strict=True)
@@ -240,7 +279,7 @@ class Payloads:
                 for rank, (row, own) in enumerate(rows)
             ]
             if sums is not None:
-                sections.compare_checksums(sums(), [head.checksum for head in arrived])
+                sections.compare_checksums(sums, [head.checksum for head in arrived])
 
         if not values.is_cuda:
             verify()
@@ -254,8 +293,7 @@ class Payloads:
             frame: Numbers of coordinates, dtype and layout.
             key: The sender's.
         """
-        length = self.length(frame.coordinates - frame.full, frame.full, frame.dtype)
-        return header_of(self.quantizer, frame, key, length)
+        return self.form(frame).header._replace(key=key)
 
     def add(
         self, opened: Sequence[Payload], factor: float, out: torch.Tensor, add: bool = True
@@ -270,11 +308,24 @@ class Payloads:
             out: Result, in place.
             add: If False, the contents of ``out`` are ignored and count as zeros.
         """
-        if self.is_on_host(out.device):
+        if not out.is_cpu and self.is_on_host(out.device):
             copy = out.cpu() if add else torch.empty(out.shape, dtype=out.dtype, device="cpu")
             self.add([payload.to(copy.device) for payload in opened], factor, copy, add)
             out.copy_(copy)
             return
+        bodies, keys = [], []
+        for payload in opened:
+            if payload.runs is not None or payload.header.coding != "fixed":
+                self._add_expanded(opened, factor, out, add)
+                return
+            bodies.append(payload.body)
+            keys.append(payload.header.key)
+        self.quantizer.decode_bodies(bodies, keys, factor, out, add)
+
+    def _add_expanded(
+        self, opened: Sequence[Payload], factor: float, out: torch.Tensor, add: bool
+    ) -> None:
+        """Do as ``add``, for payloads that leave zeros out or are coded."""
         if all(payload.runs is None for payload in opened):
             self._add_bodies(opened, factor, out, add)
             return
@@ -288,10 +339,6 @@ class Payloads:
             add = True
         if factor != 1.0:
             out *= factor
-
-    def _verifying(self, opened: Sequence[Payload]) -> Callable[[], None]:
-        """Return payload.verifying, of no payloads if they have no checksums."""
-        return sections.verifying(opened if self.settings.tuning.checksum else ())
 
     def _sum_sections(
         self,
@@ -362,6 +409,6 @@ class Payloads:
         """
         if self.quantizer.knows_errors and self.zeros_of(flat) is None:
             return self.quantizer.expected_errors(flat)
-        size = self.settings.bucket_size
+        size = self.quantizer.settings.bucket_size
         error = self.roundtrip(flat, key).sub_(flat)
         return torch.stack([squares_of(values, size) for values in (error, flat)], dim=1)

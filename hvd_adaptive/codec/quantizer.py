@@ -25,6 +25,12 @@ logger = logging.getLogger("hvd_adaptive")
 EncodeResult = int | BlockSums | None
 
 
+def squares_of(flat: torch.Tensor, bucket_size: int) -> torch.Tensor:
+    """Return each bucket's squared L2 norm, float64 (buckets,)."""
+    buckets = flat.to(torch.float64).split(bucket_size)
+    return torch.stack(list(map(torch.dot, buckets, buckets)))
+
+
 class Quantizer(ABC):
     """Quantise coordinates to bodies, and add bodies up; see payloads.py for payloads.
 
@@ -59,6 +65,14 @@ class Quantizer(ABC):
         """Return 32 bits that differ between tables."""
         return 0
 
+    @property
+    def table_state(self) -> tuple[int, int, int]:
+        """Return ``alphabet``, ``table_version`` and ``table_fingerprint``.
+
+        As long as they are the same, what follows from the table is not computed anew.
+        """
+        return self.alphabet, self.table_version, self.table_fingerprint
+
     @abstractmethod
     def codec_settings(self) -> dict[str, Any]:
         """Return the scheme's settings that a payload's bytes depend on."""
@@ -77,6 +91,11 @@ class Quantizer(ABC):
         They bound the memory that a corrupt header can make a receiver allocate.
         """
         return self.body_bytes(coordinates)
+
+    def varies(self, coordinates: int) -> bool:
+        """Return whether bodies of ``coordinates`` coordinates vary in length."""
+        most = self.body_bytes(coordinates)
+        return self.coder is not None or self.least_body_bytes(coordinates) < most
 
     @abstractmethod
     def encode_body(self, flat: torch.Tensor, body: torch.Tensor, key: int) -> EncodeResult:
@@ -158,23 +177,6 @@ class Quantizer(ABC):
     def least_coded_bytes(self, coordinates: int) -> int:
         """Return the fewest bytes of a coded body, as ``least_body_bytes``."""
         raise NotImplementedError
-
-    # Codecs of averages ---------------------------------------------------------------------------
-
-    @abstractmethod
-    def second_codec(self, bits: int) -> Quantizer:
-        """Return a quantiser for averages, unbiased and without clipping."""
-
-    def fitted_to(self, flat: torch.Tensor) -> Quantizer:
-        """Return this quantiser or, if it adapts, a copy of it that is fitted to ``flat``."""
-        return self
-
-    def trained_second(self, bits: int, ranks: int, flat: torch.Tensor) -> Quantizer:
-        """Return a quantiser for averages of ``ranks`` ranks, fitted as training on ``flat`` does.
-
-        flat: Gradients, float32, to which this quantiser is fitted.
-        """
-        return self.second_codec(bits).fitted_to(flat)
 
     # Errors ---------------------------------------------------------------------------------------
 

@@ -10,8 +10,8 @@ import torch
 
 from hvd_adaptive import kernels
 from hvd_adaptive.codec.codec import Codec
-from hvd_adaptive.codec.distortion import squares_of
 from hvd_adaptive.codec.level_table import LevelTable
+from hvd_adaptive.codec.quantizer import squares_of
 from hvd_adaptive.coding.coder import Coder
 from hvd_adaptive.coding.coders import CODERS
 from hvd_adaptive.coding.payload import padded
@@ -41,6 +41,7 @@ class TableCodec(Codec):
         self.name, self.norm = name, norm
         self._table = table
         self._coder: tuple[LevelTable | None, Coder | None] = (None, None)
+        self._state: tuple[LevelTable | None, tuple[int, int, int]] = None, (0, 0, 0)
         if settings.coding in CODERS:
             CODERS[settings.coding].check(table.symmetric)
 
@@ -74,6 +75,12 @@ class TableCodec(Codec):
         return zlib.crc32(self.coder.fingerprint.to_bytes(4, "little"), table)
 
     @property
+    def table_state(self) -> tuple[int, int, int]:
+        if self._state[0] is not self._table:
+            self._state = self._table, super().table_state
+        return self._state[1]
+
+    @property
     def coder(self) -> Coder | None:
         """Return the coder of ``coding`` for the current table, or None.
 
@@ -92,18 +99,18 @@ class TableCodec(Codec):
         return 4 * (self._buckets(coordinates) + self._table.kernel.packing.words(coordinates))
 
     def encode_body(self, flat: torch.Tensor, body: torch.Tensor, key: int) -> BlockSums | None:
-        scales, words = self._split(body, flat.numel())
-        summing = self.settings.tuning.checksum and self.coder is None
+        settings, count = self.settings, flat.numel()
+        at = 4 * -(-count // settings.bucket_size)
         return kernels.for_device(flat.device).encode(
             flat,
-            scales,
-            words,
-            self._bucket(flat.numel()),
+            body[:at].view(torch.float32),
+            body[at:].view(torch.int32),
+            max(1, min(settings.bucket_size, count)),
             self.norm,
             self._table.kernel,
             key,
-            self.settings.clip,
-            summing,
+            settings.clip,
+            settings.tuning.checksum and self.coder is None,
         )
 
     def decode_bodies(
@@ -114,10 +121,12 @@ class TableCodec(Codec):
         out: torch.Tensor,
         add: bool = True,
     ) -> None:
-        pairs = [self._split(body, out.numel()) for body in bodies]
-        kernels.for_device(out.device).decode_add(
-            pairs, self._bucket(out.numel()), self._table.kernel, factor, out, add
-        )
+        size, count, pairs = self.settings.bucket_size, out.numel(), []
+        at, bucket = 4 * -(-count // size), max(1, min(size, count))
+        for body in bodies:
+            pairs.append((body[:at].view(torch.float32), body[at:].view(torch.int32)))
+        decode = kernels.for_device(out.device).decode_add
+        decode(pairs, bucket, self._table.kernel, factor, out, add)
 
     def expected_errors(self, flat: torch.Tensor) -> torch.Tensor:
         """Return the variance of ALQ Eqs 1, 2, plus the loss by clipping."""
@@ -148,7 +157,3 @@ class TableCodec(Codec):
     def least_coded_bytes(self, coordinates: int) -> int:
         least = 0 if self.coder is None else self.coder.least_stream_bytes(coordinates)
         return 4 * self._buckets(coordinates) + least
-
-    def _split(self, body: torch.Tensor, coordinates: int) -> tuple[torch.Tensor, torch.Tensor]:
-        at = 4 * self._buckets(coordinates)
-        return body[:at].view(torch.float32), body[at:].view(torch.int32)

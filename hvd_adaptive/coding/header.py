@@ -81,11 +81,6 @@ class Header(NamedTuple):
             self.zeros,
         )
 
-    @property
-    def body_seed(self) -> int:
-        """Return ``body_seed`` of the header."""
-        return body_seed(self.pack())
-
     @classmethod
     def unpack(cls, data: bytes, available: int) -> Header:
         """Read a header from the first bytes of a payload of ``available`` bytes.
