@@ -108,8 +108,8 @@ class ScheduledUpdates(Updates):
         self._warn_kept, self._warn_lost = WarnOnce(logger), WarnOnce(logger)
 
     def due(self, step: int) -> bool:
-        self.needs_samples(step)  # wrong ``update_steps`` raise before anything is sent
-        return self.first_due(step) or self.second_due(step)
+        # Wrong ``update_steps`` raise here, before anything is sent.
+        return self.needs_samples(step) and (self.first_due(step) or self.second_due(step))
 
     def first_due(self, step: int) -> bool:
         return self._codecs[""].is_fitted and self.schedule.is_due(step)

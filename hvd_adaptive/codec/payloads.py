@@ -8,14 +8,13 @@ import torch
 
 from hvd_adaptive.base.device import stacked
 from hvd_adaptive.base.finite import narrowed
-from hvd_adaptive.codec.opening import Form, Received, check_known
+from hvd_adaptive.codec.form import Form, Received
 from hvd_adaptive.codec.quantizer import Quantizer, squares_of
 from hvd_adaptive.coding import payload as sections
 from hvd_adaptive.coding.header import SIZE, Frame, Header
 from hvd_adaptive.coding.owned_buffer import OwnedBuffer
 from hvd_adaptive.coding.payload import Encoded, Payload
 from hvd_adaptive.coding.zeros import Zeros, alike, most_section_bytes
-from hvd_adaptive.kernels.block_sums import BlockSums
 
 MOST_FORMS = 1024  # that are kept
 
@@ -120,59 +119,7 @@ class Payloads:
             copies = flat.cpu(), quantized, key, layout, values.cpu()
             return self.encode(*copies).to(flat.device)
         frame = Frame(flat.numel(), flat.numel() - quantized, flat.dtype, layout)
-        form, quantizer, section, body = self.form(frame), self.quantizer, None, None
-        header, size, varies = form.header._replace(key=key), form.body, form.varies
-        zeros = Zeros.of(values) if form.leaves_zeros_out else None
-        if zeros is not None:
-            section, values = zeros.section(), zeros.others_of(values)
-            size, varies = quantizer.body_bytes(values.numel()), quantizer.varies(values.numel())
-        if varies:
-            body, header = self._body(form, header, values)
-            size = body.numel()
-        if zeros is not None or varies:
-            zeros_bytes, full = 0 if section is None else section.numel(), frame.full
-            length = sections.payload_bytes(size, full * flat.dtype.itemsize, zeros_bytes)
-            header = header._replace(zeros=zeros_bytes, length=length)
-        if memory is None or memory.size < header.length:
-            memory = OwnedBuffer(header.length, flat.device)
-        elif memory.size > header.length:
-            memory = memory.part(0, header.length)
-        runs, data = None if zeros is None else zeros.runs, memory.bytes
-        payload = Encoded(header, data, data[SIZE : SIZE + size], runs, memory=memory)
-        self._fill(payload, values, body, section, flat[quantized:])
-        return payload
-
-    def _body(
-        self, form: Form, header: Header, values: torch.Tensor
-    ) -> tuple[torch.Tensor, Header]:
-        """Return a body whose length varies, coded if that is shorter; and its header."""
-        body = self.quantizer._body(values, header.key)
-        coded = self.quantizer.coded_body(body, values.numel())
-        if coded is None:
-            return body, header
-        return coded, header._replace(coding=self.quantizer.settings.coding)
-
-    def _fill(
-        self,
-        payload: Encoded,
-        values: torch.Tensor,
-        body: torch.Tensor | None,
-        section: torch.Tensor | None,
-        full: torch.Tensor,
-    ) -> None:
-        """Write the sections of a payload; ``values`` are quantised if there is no body yet."""
-        sums = None
-        if body is None:
-            sums = self.quantizer.encode_body(values, payload.body, payload.header.key)
-        else:
-            payload.body.copy_(body)
-        if section is not None:
-            payload.zeros.copy_(section)
-        if full.numel():
-            payload.full.copy_(full)
-        if not isinstance(sums, BlockSums) or sums.size != payload.body.numel():
-            sums = None
-        payload.seal(self.quantizer.settings.tuning.checksum, sums)
+        return self.form(frame).encode(values, flat[quantized:], key, memory)
 
     def zeros_of(self, flat: torch.Tensor) -> Zeros | None:
         """Return the zeros of ``flat`` (float32, 1-D) that are left out; None if there are none.
@@ -214,7 +161,7 @@ class Payloads:
         wide = torch.float64 if expected.dtype == torch.float64 else torch.float32
         out = torch.empty(expected.coordinates, dtype=wide, device=opened[0].bytes.device)
         quantized = expected.coordinates - expected.full
-        self._sum_sections(opened, factor, out[:quantized], out[quantized:], self.add)
+        self._sum_sections(opened, factor, out[:quantized], out[quantized:])
         return out
 
     def sum_into(
@@ -230,7 +177,7 @@ class Payloads:
         The contents of that memory are undefined if PayloadError is raised.
         """
         opened, verify = self._opened(received, expected)
-        self._sum_sections(opened, factor, values, full, self.add)
+        self._sum_sections(opened, factor, values, full)
         if verify is not None:  # a device decodes while the host waits for the checksums
             verify()
 
@@ -245,7 +192,8 @@ class Payloads:
     def sum_known(
         self,
         received: Sequence[torch.Tensor],
-        headers: Sequence[Header],
+        form: Form,
+        keys: Sequence[int],
         factor: float,
         values: torch.Tensor,
         full: torch.Tensor,
@@ -254,7 +202,8 @@ class Payloads:
 
         Args:
             received: Payloads of ranks that have compared their settings.
-            headers: What their headers must be (``known_header``).
+            form: Their form, of bodies whose length does not vary.
+            keys: Their keys.
             factor: Scale of the sum.
             values: As for ``sum_into``.
             full: As for ``sum_into``.
@@ -263,40 +212,31 @@ class Payloads:
             A function that waits and raises PayloadError if a payload is another one, or corrupt.
             On the CPU this method raises it itself, before anything is decoded.
         """
-        quantizer = self.quantizer
-        opened = [
-            sections.opened(data, own, quantizer.body_bytes(own.coordinates - own.full))
-            for data, own in zip(received, headers, strict=True)
-        ]
+        headers = [form.header._replace(key=key) for key in keys]
+        pairs = zip(received, headers, strict=True)
+        opened = [sections.opened(data, own, form.body) for data, own in pairs]
         heads = stacked([data[:SIZE] for data in received])
-        checks = quantizer.settings.tuning.checksum
+        checks = self.quantizer.settings.tuning.checksum
         sums = sections.checksums(opened) if checks else None
 
         def verify() -> None:
-            rows = zip(heads.get(), headers, strict=True)
-            arrived = [
-                check_known(quantizer, Header.unpack(row.numpy().tobytes(), own.length), own, rank)
-                for rank, (row, own) in enumerate(rows)
-            ]
+            found = enumerate(zip(heads.get(), headers, strict=True))
+            arrived = [form.check(head.numpy().tobytes(), own, rank) for rank, (head, own) in found]
             if sums is not None:
                 sections.compare_checksums(sums, [head.checksum for head in arrived])
 
         if not values.is_cuda:
             verify()
-        self._sum_sections(opened, factor, values, full, self._add_own)
+        self._sum_sections(opened, factor, values, full, own=True)
         return verify if values.is_cuda else lambda: None
 
-    def known_header(self, frame: Frame, key: int) -> Header:
-        """Return the header, without a checksum, of a payload whose length does not vary.
-
-        Args:
-            frame: Numbers of coordinates, dtype and layout.
-            key: The sender's.
-        """
-        return self.form(frame).header._replace(key=key)
-
     def add(
-        self, opened: Sequence[Payload], factor: float, out: torch.Tensor, add: bool = True
+        self,
+        opened: Sequence[Payload],
+        factor: float,
+        out: torch.Tensor,
+        add: bool = True,
+        own: bool = False,
     ) -> None:
         """Set ``out`` (float32, 1-D) to factor * (out + the payloads' values, added in order).
 
@@ -307,6 +247,7 @@ class Payloads:
             factor: Scale of the sum.
             out: Result, in place.
             add: If False, the contents of ``out`` are ignored and count as zeros.
+            own: The payloads are of quantisers with these settings and this seed.
         """
         if not out.is_cpu and self.is_on_host(out.device):
             copy = out.cpu() if add else torch.empty(out.shape, dtype=out.dtype, device="cpu")
@@ -320,7 +261,8 @@ class Payloads:
                 return
             bodies.append(payload.body)
             keys.append(payload.header.key)
-        self.quantizer.decode_bodies(bodies, keys, factor, out, add)
+        decode = self.quantizer.decode_own_bodies if own else self.quantizer.decode_bodies
+        decode(bodies, keys, factor, out, add)
 
     def _add_expanded(
         self, opened: Sequence[Payload], factor: float, out: torch.Tensor, add: bool
@@ -346,11 +288,12 @@ class Payloads:
         factor: float,
         values: torch.Tensor,
         full: torch.Tensor,
-        add: Callable[..., None],
+        own: bool = False,
     ) -> None:
+        """Write factor * sum of payloads to the memory of its two sections."""
         wide = values.dtype != torch.float32
         narrow = values.new_empty(values.shape, dtype=torch.float32) if wide else values
-        add(opened, factor, narrow, False)
+        self.add(opened, factor, narrow, False, own)
         if wide:
             values.copy_(narrow)
         if not full.numel():
@@ -375,13 +318,6 @@ class Payloads:
             last = number == len(opened)
             key, adding = payload.header.key, add or number > 1
             self.quantizer.decode_bodies([body], [key], factor if last else 1.0, out, adding)
-
-    def _add_own(
-        self, opened: Sequence[Payload], factor: float, out: torch.Tensor, add: bool
-    ) -> None:
-        """Do as ``add``, for payloads of quantisers with these settings and this seed."""
-        bodies, keys = [p.body for p in opened], [p.header.key for p in opened]
-        self.quantizer.decode_own_bodies(bodies, keys, factor, out, add)
 
     # Measures of a payload's error ----------------------------------------------------------------
 

@@ -45,14 +45,15 @@ class Payload:
     @property
     def zeros(self) -> torch.Tensor:
         """Return a view of the section that says which coordinates are zero (coding/zeros.py)."""
-        at = SIZE + padded(self.body.numel())
-        return self.bytes[at : at + self.header.zeros]
+        end = self.header.length - padded(self.header.full * self.header.dtype.itemsize)
+        return self.bytes[end - self.header.zeros : end]
 
     @property
     def full(self) -> torch.Tensor:
         """Return a view of the full-precision coordinates, in the payload's dtype."""
-        at, dtype = SIZE + padded(self.body.numel()) + self.header.zeros, self.header.dtype
-        return self.bytes[at : at + self.header.full * dtype.itemsize].view(dtype)
+        length, dtype = self.header.length, self.header.dtype
+        size = self.header.full * dtype.itemsize
+        return self.bytes[length - -(-size // 8) * 8 :][:size].view(dtype)
 
     def to(self, device: torch.device) -> Payload:
         """Return a copy on another device."""

@@ -55,12 +55,11 @@ class ShardReduce(ScatterReduceExchange):
         received = yield request.pop()
 
         begin = time.perf_counter()
-        frame = parcel.frame(own.quantized, own.full)
+        form = payloads.form(parcel.frame(own.quantized, own.full))
         keys = [parcel.key(rank, self.rank, FIRST) for rank in range(self.ranks)]
-        headers = [payloads.known_header(frame, key) for key in keys]
         mean = parcel.wide("average", own.coordinates)
         sections = mean[: own.quantized], mean[own.quantized :]
-        verify = payloads.sum_known(received, headers, parcel.factor, *sections)
+        verify = payloads.sum_known(received, form, keys, parcel.factor, *sections)
         parcel.unchecked.append(verify)
         parcel.spent("decode_s", begin)
         return mean

@@ -1,4 +1,4 @@
-"""Read received payloads as those of one quantiser, or raise PayloadError."""
+"""Define Form, what all payloads of one frame have in common; encode and open them."""
 
 from __future__ import annotations
 
@@ -8,9 +8,11 @@ import torch
 
 from hvd_adaptive.base.errors import PayloadError
 from hvd_adaptive.codec.quantizer import Quantizer
-from hvd_adaptive.coding.header import Frame, Header
+from hvd_adaptive.coding.header import SIZE, Frame, Header
+from hvd_adaptive.coding.owned_buffer import OwnedBuffer
 from hvd_adaptive.coding.payload import (
     Arrived,
+    Encoded,
     Payload,
     opened,
     padded,
@@ -18,7 +20,8 @@ from hvd_adaptive.coding.payload import (
     read_header,
     section_of_zeros,
 )
-from hvd_adaptive.coding.zeros import runs_in
+from hvd_adaptive.coding.zeros import Zeros, runs_in
+from hvd_adaptive.kernels.block_sums import BlockSums
 
 # Header fields that a receiver compares, in the order in which errors name them.
 _CHECKED = (
@@ -86,6 +89,57 @@ class Form:
         varies = quantizer.varies(quantized)
         return cls(quantizer, header, body, varies, coding, quantizer.leaves_zeros_out)
 
+    def encode(
+        self, values: torch.Tensor, full: torch.Tensor, key: int, memory: OwnedBuffer | None
+    ) -> Encoded:
+        """Return a payload; for the arguments see ``Payloads.encode``.
+
+        Args:
+            values: Coordinates that are quantised, float32.
+            full: Coordinates in full precision.
+            key: Names the random numbers.
+            memory: Memory for the payload.
+        """
+        quantizer, header, size = self.quantizer, self.header._replace(key=key), self.body
+        zeros = Zeros.of(values) if self.leaves_zeros_out else None
+        section, body = None, None
+        if zeros is not None:
+            section, values = zeros.section(), zeros.others_of(values)
+            size = quantizer.body_bytes(values.numel())
+            header = header._replace(zeros=section.numel())
+        if self.varies if zeros is None else quantizer.varies(values.numel()):
+            body = quantizer._body(values, key)
+            coded = quantizer.coded_body(body, values.numel())
+            if coded is not None:
+                body, header = coded, header._replace(coding=self.coding)
+            size = body.numel()
+        if zeros is not None or body is not None:
+            length = payload_bytes(size, full.numel() * full.itemsize, header.zeros)
+            header = header._replace(length=length)
+        if memory is None or memory.size < header.length:
+            memory = OwnedBuffer(header.length, values.device)
+        elif memory.size > header.length:
+            memory = memory.part(0, header.length)
+        runs, data = None if zeros is None else zeros.runs, memory.bytes
+        payload = Encoded(header, data, data[SIZE : SIZE + size], runs, memory=memory)
+        if section is not None:
+            payload.zeros.copy_(section)
+        if full.numel():
+            payload.full.copy_(full)
+        self._seal(payload, values, body)
+        return payload
+
+    def _seal(self, payload: Encoded, values: torch.Tensor, body: torch.Tensor | None) -> None:
+        """Write the body, which is encoded from ``values`` if it is not known, and the header."""
+        sums = None
+        if body is None:
+            sums = self.quantizer.encode_body(values, payload.body, payload.header.key)
+        else:
+            payload.body.copy_(body)
+        if not isinstance(sums, BlockSums) or sums.size != payload.body.numel():
+            sums = None
+        payload.seal(self.quantizer.settings.tuning.checksum, sums)
+
     def open(self, payload: Received) -> Payload:
         """Return a received payload after its header is checked, but not yet its checksum.
 
@@ -110,17 +164,20 @@ class Form:
         inside = quantized if runs is None else runs.others
         return opened(data, header, body_length(self.quantizer, header, inside), runs)
 
+    def check(self, head: bytes, own: Header, rank: int) -> Header:
+        """Return the header that ``rank`` sent; raise PayloadError unless it is ``own``.
 
-def check_known(quantizer: Quantizer, found: Header, own: Header, rank: int) -> Header:
-    """Return ``found``, the header that ``rank`` sent; raise PayloadError unless it is ``own``.
-
-    own: What it must be, without a checksum.
-    """
-    if found._replace(checksum=0) == own:
-        return found
-    if all(getattr(found, field) == getattr(own, field) for field in _CHECKED):
-        raise PayloadError(f"rank {rank} sent a payload of another step, group or chunk")
-    raise PayloadError(_difference(quantizer, found, own, own.coding))
+        Args:
+            head: The first bytes of the payload, which is as long as ``own`` says.
+            own: What it must be, without a checksum.
+            rank: The rank.
+        """
+        found = Header.unpack(head, own.length)
+        if found._replace(checksum=0) == own:
+            return found
+        if all(getattr(found, field) == getattr(own, field) for field in _CHECKED):
+            raise PayloadError(f"rank {rank} sent a payload of another step, group or chunk")
+        raise PayloadError(_difference(self.quantizer, found, own, own.coding))
 
 
 def body_length(quantizer: Quantizer, header: Header, quantized: int) -> int:
