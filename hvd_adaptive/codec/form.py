@@ -71,10 +71,11 @@ class Form:
         body = quantizer.body_bytes(quantized)
         alphabet, version, fingerprint = quantizer.table_state
         header = Header(
-            scheme=quantizer.name,
             dtype=frame.dtype,
             coding="fixed",
             alphabet=alphabet,
+            checksum=0,
+            scheme=quantizer.name,
             coordinates=frame.coordinates,
             full=frame.full,
             bucket_size=quantizer.settings.bucket_size,
@@ -84,6 +85,7 @@ class Form:
             layout=frame.layout,
             length=payload_bytes(body, frame.full * frame.dtype.itemsize),
             settings=quantizer.codec_fingerprint,
+            zeros=0,
         )
         coding = "fixed" if quantizer.coder is None else quantizer.settings.coding
         varies = quantizer.varies(quantized)

@@ -7,16 +7,16 @@ from collections.abc import Callable, Sequence
 import torch
 
 from hvd_adaptive.base.device import stacked
-from hvd_adaptive.base.finite import narrowed
+from hvd_adaptive.base.finite import narrowed, wide_of
 from hvd_adaptive.codec.form import Form, Received
-from hvd_adaptive.codec.quantizer import Quantizer, squares_of
+from hvd_adaptive.codec.quantizer import Quantizer
 from hvd_adaptive.coding import payload as sections
 from hvd_adaptive.coding.header import SIZE, Frame, Header
 from hvd_adaptive.coding.owned_buffer import OwnedBuffer
 from hvd_adaptive.coding.payload import Encoded, Payload
 from hvd_adaptive.coding.zeros import Zeros, alike, most_section_bytes
 
-MOST_FORMS = 1024  # that are kept
+MOST_FORMS = 1024
 
 
 class Payloads:
@@ -52,10 +52,7 @@ class Payloads:
     def length(self, quantized: int, full: int, dtype: torch.dtype) -> int:
         """Return the bytes of a payload without zeros; the most if its body varies or is coded.
 
-        Args:
-            quantized: Number of quantised coordinates.
-            full: Number of full-precision coordinates.
-            dtype: Their dtype.
+        quantized, full: Numbers of coordinates, quantised and in full precision, of ``dtype``.
         """
         body = self.quantizer.body_bytes(quantized)
         return sections.payload_bytes(body, full * dtype.itemsize)
@@ -122,10 +119,7 @@ class Payloads:
         return self.form(frame).encode(values, flat[quantized:], key, memory)
 
     def zeros_of(self, flat: torch.Tensor) -> Zeros | None:
-        """Return the zeros of ``flat`` (float32, 1-D) that are left out; None if there are none.
-
-        The host waits for a GPU.
-        """
+        """Return the zeros of ``flat`` (float32, 1-D) to leave out, or None; wait for a GPU."""
         return Zeros.of(flat) if self.quantizer.leaves_zeros_out else None
 
     # Sums of payloads -----------------------------------------------------------------------------
@@ -147,8 +141,7 @@ class Payloads:
     ) -> torch.Tensor:
         """Return factor * sum of payloads, added in order.
 
-        The result is float32, or float64 if that is ``expected``'s dtype. Sums of quantised
-        coordinates are float32 in either case.
+        The result is float32, or float64 if ``expected`` is, with quantised sums of float32.
 
         Raises:
             PayloadError: A payload differs from ``expected`` in coordinates, dtype or layout, does
@@ -158,8 +151,8 @@ class Payloads:
         # Sizes come from headers, so verify everything before memory is allocated.
         if verify is not None:
             verify()
-        wide = torch.float64 if expected.dtype == torch.float64 else torch.float32
-        out = torch.empty(expected.coordinates, dtype=wide, device=opened[0].bytes.device)
+        dtype, device = wide_of(expected.dtype), opened[0].bytes.device
+        out = torch.empty(expected.coordinates, dtype=dtype, device=device)
         quantized = expected.coordinates - expected.full
         self._sum_sections(opened, factor, out[:quantized], out[quantized:])
         return out
@@ -205,8 +198,8 @@ class Payloads:
             form: Their form, of bodies whose length does not vary.
             keys: Their keys.
             factor: Scale of the sum.
-            values: As for ``sum_into``.
-            full: As for ``sum_into``.
+            values: See ``sum_into``.
+            full: See ``sum_into``.
 
         Returns:
             A function that waits and raises PayloadError if a payload is another one, or corrupt.
@@ -216,8 +209,7 @@ class Payloads:
         pairs = zip(received, headers, strict=True)
         opened = [sections.opened(data, own, form.body) for data, own in pairs]
         heads = stacked([data[:SIZE] for data in received])
-        checks = self.quantizer.settings.tuning.checksum
-        sums = sections.checksums(opened) if checks else None
+        sums = sections.checksums(opened) if self.quantizer.settings.tuning.checksum else None
 
         def verify() -> None:
             found = enumerate(zip(heads.get(), headers, strict=True))
@@ -348,3 +340,9 @@ class Payloads:
         size = self.quantizer.settings.bucket_size
         error = self.roundtrip(flat, key).sub_(flat)
         return torch.stack([squares_of(values, size) for values in (error, flat)], dim=1)
+
+
+def squares_of(flat: torch.Tensor, bucket_size: int) -> torch.Tensor:
+    """Return each bucket's squared L2 norm, float64 (buckets,)."""
+    buckets = flat.to(torch.float64).split(bucket_size)
+    return torch.stack(list(map(torch.dot, buckets, buckets)))

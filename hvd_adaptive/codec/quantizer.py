@@ -6,7 +6,7 @@ import functools
 import logging
 import zlib
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -25,12 +25,6 @@ logger = logging.getLogger("hvd_adaptive")
 EncodeResult = int | BlockSums | None
 
 
-def squares_of(flat: torch.Tensor, bucket_size: int) -> torch.Tensor:
-    """Return each bucket's squared L2 norm, float64 (buckets,)."""
-    buckets = flat.to(torch.float64).split(bucket_size)
-    return torch.stack(list(map(torch.dot, buckets, buckets)))
-
-
 class Quantizer(ABC):
     """Quantise coordinates to bodies, and add bodies up; see payloads.py for payloads.
 
@@ -45,9 +39,15 @@ class Quantizer(ABC):
     knows_errors: bool = False  # there are ``expected_errors``
     # Plain torch would be too slow: tensors on a device are copied to the host, and results back.
     encodes_on_host = False
+    # A coordinate that is zero is decoded to zero, whatever is in its bucket but NaN or Inf.
+    has_zero = False
+    # Counts a payload of a training step that this rank sends; for codecs with rate control.
+    count: Callable[[Payload], None] | None = None
 
     def __init__(self, settings: Settings) -> None:
         self.settings = settings
+        # Whether bodies hold the coordinates that are not zero (coding/zeros.py).
+        self.leaves_zeros_out = settings.keep_zeros and not self.has_zero
         self.warn_of_copies = WarnOnce(logger)
 
     @property
@@ -152,9 +152,6 @@ class Quantizer(ABC):
         """Implement ``decode_bodies`` for add=True."""
         raise NotImplementedError
 
-    def count(self, payload: Payload) -> None:  # noqa: B027
-        """Count a payload of a training step that this rank sends; for codecs with rate control."""
-
     # Lossless coding of bodies --------------------------------------------------------------------
 
     @property
@@ -194,21 +191,6 @@ class Quantizer(ABC):
     def expected_errors(self, flat: torch.Tensor) -> torch.Tensor:
         """Return ``Payloads.squared_errors`` by a formula, if ``knows_errors``."""
         raise NotImplementedError
-
-    # Exact zeros ----------------------------------------------------------------------------------
-
-    @property
-    def has_zero(self) -> bool:
-        """Return whether a coordinate that is zero is decoded to zero, whatever is in its bucket.
-
-        It is not if the bucket contains NaN or Inf.
-        """
-        return False
-
-    @property
-    def leaves_zeros_out(self) -> bool:
-        """Return whether bodies hold the coordinates that are not zero (coding/zeros.py)."""
-        return self.settings.keep_zeros and not self.has_zero
 
     # Bodies ---------------------------------------------------------------------------------------
 

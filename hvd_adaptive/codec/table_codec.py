@@ -11,7 +11,7 @@ import torch
 from hvd_adaptive import kernels
 from hvd_adaptive.codec.codec import Codec
 from hvd_adaptive.codec.level_table import LevelTable
-from hvd_adaptive.codec.quantizer import squares_of
+from hvd_adaptive.codec.payloads import squares_of
 from hvd_adaptive.coding.coder import Coder
 from hvd_adaptive.coding.coders import CODERS
 from hvd_adaptive.coding.payload import padded
@@ -37,9 +37,9 @@ class TableCodec(Codec):
     knows_errors = True
 
     def __init__(self, name: str, settings: Settings, norm: str, table: LevelTable) -> None:
-        super().__init__(settings)
         self.name, self.norm = name, norm
-        self._table = table
+        self._table, self.has_zero = table, not table.symmetric
+        super().__init__(settings)
         self._coder: tuple[LevelTable | None, Coder | None] = (None, None)
         self._state: tuple[LevelTable | None, tuple[int, int, int]] = None, (0, 0, 0)
         if settings.coding in CODERS:
@@ -58,10 +58,6 @@ class TableCodec(Codec):
     @property
     def alphabet(self) -> int:
         return self._table.kernel.alphabet
-
-    @property
-    def has_zero(self) -> bool:
-        return not self._table.symmetric
 
     @property
     def table_version(self) -> int:
@@ -130,8 +126,9 @@ class TableCodec(Codec):
 
     def expected_errors(self, flat: torch.Tensor) -> torch.Tensor:
         """Return the variance of ALQ Eqs 1, 2, plus the loss by clipping."""
-        size, bucket = self.settings.bucket_size, self._bucket(flat.numel())
-        clipped, squares = self._clipped(flat), squares_of(flat, size)
+        size, count = self.settings.bucket_size, flat.numel()
+        bucket, squares = max(1, min(size, count)), squares_of(flat, size)
+        clipped = flat if self.settings.clip is None else self._clipped(flat)
         norms = kernels.for_device(flat.device).bucket_norms(clipped, bucket, self.norm)
         ops = kernels.for_device(flat.device, "variance")
         errors = ops.variances(clipped, norms, bucket, self._table.kernel)
