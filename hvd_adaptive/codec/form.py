@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
 
+from hvd_adaptive.base.device import HostCopy
 from hvd_adaptive.base.errors import PayloadError
 from hvd_adaptive.codec.quantizer import Quantizer
 from hvd_adaptive.coding.header import SIZE, Frame, Header
@@ -14,6 +16,8 @@ from hvd_adaptive.coding.payload import (
     Arrived,
     Encoded,
     Payload,
+    checksums,
+    compare_checksums,
     opened,
     padded,
     payload_bytes,
@@ -166,20 +170,37 @@ class Form:
         inside = quantized if runs is None else runs.others
         return opened(data, header, body_length(self.quantizer, header, inside), runs)
 
-    def check(self, head: bytes, own: Header, rank: int) -> Header:
-        """Return the header that ``rank`` sent; raise PayloadError unless it is ``own``.
+    def arrived(self, head: bytes, own: Payload, rank: int) -> Arrived:
+        """Return a payload with the header that ``rank`` sent.
 
         Args:
-            head: The first bytes of the payload, which is as long as ``own`` says.
-            own: What it must be, without a checksum.
+            head: The payload's first bytes.
+            own: The payload with the header that it must have, without a checksum.
             rank: The rank.
+
+        Raises:
+            PayloadError: It has another header.
         """
-        found = Header.unpack(head, own.length)
-        if found._replace(checksum=0) == own:
-            return found
-        if all(getattr(found, field) == getattr(own, field) for field in _CHECKED):
+        found = Header.unpack(head, own.header.length)
+        if found._replace(checksum=0) == own.header:
+            return Arrived(found, own.bytes)
+        if all(getattr(found, field) == getattr(own.header, field) for field in _CHECKED):
             raise PayloadError(f"rank {rank} sent a payload of another step, group or chunk")
-        raise PayloadError(_difference(self.quantizer, found, own, own.coding))
+        raise PayloadError(_difference(self.quantizer, found, own.header, own.header.coding))
+
+    def open_all(self, received: Sequence[Received]) -> tuple[list[Payload], HostCopy | None]:
+        """Return what ``open`` returns, and checksums that a GPU computes.
+
+        The caller compares these (``compare_checksums``). On the CPU they are compared here.
+        """
+        payloads = list(map(self.open, received))
+        if not self.quantizer.settings.tuning.checksum:
+            return payloads, None
+        found = checksums(payloads)
+        if isinstance(found, HostCopy):
+            return payloads, found
+        compare_checksums(found, payloads)
+        return payloads, None
 
 
 def body_length(quantizer: Quantizer, header: Header, quantized: int) -> int:

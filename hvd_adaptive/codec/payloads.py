@@ -10,10 +10,16 @@ from hvd_adaptive.base.device import stacked
 from hvd_adaptive.base.finite import narrowed, wide_of
 from hvd_adaptive.codec.form import Form, Received
 from hvd_adaptive.codec.quantizer import Quantizer
-from hvd_adaptive.coding import payload as sections
 from hvd_adaptive.coding.header import SIZE, Frame, Header
 from hvd_adaptive.coding.owned_buffer import OwnedBuffer
-from hvd_adaptive.coding.payload import Encoded, Payload
+from hvd_adaptive.coding.payload import (
+    Encoded,
+    Payload,
+    checksums,
+    compare_checksums,
+    opened,
+    payload_bytes,
+)
 from hvd_adaptive.coding.zeros import Zeros, alike, most_section_bytes
 
 MOST_FORMS = 1024
@@ -55,7 +61,7 @@ class Payloads:
         quantized, full: Numbers of coordinates, quantised and in full precision, of ``dtype``.
         """
         body = self.quantizer.body_bytes(quantized)
-        return sections.payload_bytes(body, full * dtype.itemsize)
+        return payload_bytes(body, full * dtype.itemsize)
 
     def most_length(self, quantized: int, full: int, dtype: torch.dtype) -> int:
         """Return the most bytes of a payload; for the arguments see ``length``."""
@@ -147,14 +153,14 @@ class Payloads:
             PayloadError: A payload differs from ``expected`` in coordinates, dtype or layout, does
                 not fit the quantiser, or is corrupt.
         """
-        opened, verify = self._opened(received, expected)
+        payloads, found = self.form(expected).open_all(received)
         # Sizes come from headers, so verify everything before memory is allocated.
-        if verify is not None:
-            verify()
-        dtype, device = wide_of(expected.dtype), opened[0].bytes.device
+        if found is not None:
+            compare_checksums(found, payloads)
+        dtype, device = wide_of(expected.dtype), payloads[0].bytes.device
         out = torch.empty(expected.coordinates, dtype=dtype, device=device)
         quantized = expected.coordinates - expected.full
-        self._sum_sections(opened, factor, out[:quantized], out[quantized:])
+        self._sum_sections(payloads, factor, out[:quantized], out[quantized:])
         return out
 
     def sum_into(
@@ -169,18 +175,10 @@ class Payloads:
 
         The contents of that memory are undefined if PayloadError is raised.
         """
-        opened, verify = self._opened(received, expected)
-        self._sum_sections(opened, factor, values, full)
-        if verify is not None:  # a device decodes while the host waits for the checksums
-            verify()
-
-    def _opened(
-        self, received: Sequence[Received], expected: Header | Frame
-    ) -> tuple[list[Payload], Callable[[], None] | None]:
-        """Return payloads whose headers are checked, and the result of ``payload.verified``."""
-        form, checks = self.form(expected), self.quantizer.settings.tuning.checksum
-        opened = list(map(form.open, received))
-        return opened, sections.verified(opened) if checks else None
+        payloads, found = self.form(expected).open_all(received)
+        self._sum_sections(payloads, factor, values, full)
+        if found is not None:  # a device decodes while the host waits for the checksums
+            compare_checksums(found, payloads)
 
     def sum_known(
         self,
@@ -207,19 +205,19 @@ class Payloads:
         """
         headers = [form.header._replace(key=key) for key in keys]
         pairs = zip(received, headers, strict=True)
-        opened = [sections.opened(data, own, form.body) for data, own in pairs]
+        payloads = [opened(data, own, form.body) for data, own in pairs]
         heads = stacked([data[:SIZE] for data in received])
-        sums = sections.checksums(opened) if self.quantizer.settings.tuning.checksum else None
+        sums = checksums(payloads) if self.quantizer.settings.tuning.checksum else None
 
         def verify() -> None:
-            found = enumerate(zip(heads.get(), headers, strict=True))
-            arrived = [form.check(head.numpy().tobytes(), own, rank) for rank, (head, own) in found]
+            rows = enumerate(zip(heads.get(), payloads, strict=True))
+            arrived = [form.arrived(row.numpy().tobytes(), own, rank) for rank, (row, own) in rows]
             if sums is not None:
-                sections.compare_checksums(sums, [head.checksum for head in arrived])
+                compare_checksums(sums, arrived)
 
         if not values.is_cuda:
             verify()
-        self._sum_sections(opened, factor, values, full, own=True)
+        self._sum_sections(payloads, factor, values, full, own=True)
         return verify if values.is_cuda else lambda: None
 
     def add(

@@ -5,7 +5,6 @@ Each section is padded to a multiple of 8 bytes.
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
@@ -94,24 +93,6 @@ class Encoded(Payload):
         ops.seal(data, packed, body_seed(packed) if checksum else None, known)
 
 
-def verified(payloads: Sequence[Payload]) -> Callable[[], None] | None:
-    """Compare payloads' checksums.
-
-    Returns:
-        None on the CPU. On a GPU, a function that waits for the checksums, and compares them.
-
-    Raises:
-        PayloadError: A checksum differs; the function that is returned raises it, too.
-    """
-    wanted, found = [], checksums(payloads)
-    for payload in payloads:
-        wanted.append(payload.header.checksum)
-    if isinstance(found, HostCopy):
-        return functools.partial(compare_checksums, found, wanted)
-    compare_checksums(found, wanted)
-    return None
-
-
 def checksums(payloads: Sequence[Payload]) -> Sequence[int] | HostCopy:
     """Return payloads' checksums; on a GPU, the copy to the host that has begun."""
     seeds, contents = [], []
@@ -122,19 +103,22 @@ def checksums(payloads: Sequence[Payload]) -> Sequence[int] | HostCopy:
     return HostCopy(found) if isinstance(found, torch.Tensor) else found
 
 
-def compare_checksums(found: Sequence[int] | HostCopy, wanted: Sequence[int]) -> None:
-    """Raise PayloadError if one of ``checksums`` is not the wanted one."""
-    if isinstance(found, HostCopy):
-        found = [value & 0xFFFFFFFF for value in found.get().tolist()]
-    if found != wanted:
-        raise PayloadError("payload is corrupt: its checksum does not match its bytes")
-
-
 class Arrived(NamedTuple):
     """Received payload and its header."""
 
     header: Header
     bytes: torch.Tensor
+
+
+def compare_checksums(
+    found: Sequence[int] | HostCopy, payloads: Sequence[Payload | Arrived]
+) -> None:
+    """Raise PayloadError if one of ``checksums`` is not that in the header; wait for a GPU."""
+    if isinstance(found, HostCopy):
+        found = [value & 0xFFFFFFFF for value in found.get().tolist()]
+    for checksum, payload in zip(found, payloads, strict=True):
+        if checksum != payload.header.checksum:
+            raise PayloadError("payload is corrupt: its checksum does not match its bytes")
 
 
 def payload_bytes(body_bytes: int, full_bytes: int, zeros_bytes: int = 0) -> int:
