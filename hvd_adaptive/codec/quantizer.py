@@ -46,6 +46,8 @@ class Quantizer(ABC):
 
     def __init__(self, settings: Settings) -> None:
         self.settings = settings
+        for cached in ("codec_fingerprint", "settings_fingerprint", "described"):
+            self.__dict__.pop(cached, None)  # ``set`` calls a custom scheme's constructor again
         # Whether bodies hold the coordinates that are not zero (coding/zeros.py).
         self.leaves_zeros_out = settings.keep_zeros and not self.has_zero
         self.warn_of_copies = WarnOnce(logger)
