@@ -7,10 +7,11 @@ from dataclasses import dataclass
 
 import torch
 
+from hvd_adaptive import kernels
 from hvd_adaptive.base.device import HostCopy
 from hvd_adaptive.base.errors import PayloadError
 from hvd_adaptive.codec.quantizer import Quantizer
-from hvd_adaptive.coding.header import SIZE, Frame, Header
+from hvd_adaptive.coding.header import SIZE, Frame, Header, body_seed
 from hvd_adaptive.coding.owned_buffer import OwnedBuffer
 from hvd_adaptive.coding.payload import (
     Arrived,
@@ -132,19 +133,25 @@ class Form:
             payload.zeros.copy_(section)
         if full.numel():
             payload.full.copy_(full)
-        self._seal(payload, values, body)
+        self._fill(payload, values, body)
         return payload
 
-    def _seal(self, payload: Encoded, values: torch.Tensor, body: torch.Tensor | None) -> None:
-        """Write the body, which is encoded from ``values`` if it is not known, and the header."""
-        sums = None
+    def _fill(self, payload: Encoded, values: torch.Tensor, body: torch.Tensor | None) -> None:
+        """Write the body, which is encoded from ``values`` if it is None, padding and header."""
+        sums, data, header = None, payload.bytes, payload.header
         if body is None:
-            sums = self.quantizer.encode_body(values, payload.body, payload.header.key)
+            sums = self.quantizer.encode_body(values, payload.body, header.key)
         else:
             payload.body.copy_(body)
-        if not isinstance(sums, BlockSums) or sums.size != payload.body.numel():
-            sums = None
-        payload.seal(self.quantizer.settings.tuning.checksum, sums)
+        known = isinstance(sums, BlockSums) and sums.size == payload.body.numel()
+        end = SIZE + payload.body.numel()
+        if unused := -end % 8:
+            data[end : end + unused] = 0
+        if unused := -header.full * header.dtype.itemsize % 8:
+            data[-unused:] = 0
+        packed, checks = header.pack(), self.quantizer.settings.tuning.checksum
+        seal = kernels.for_device(data.device, "checksum").seal
+        seal(data, packed, body_seed(packed) if checks else None, sums if known else None)
 
     def open(self, payload: Received) -> Payload:
         """Return a received payload after its header is checked, but not yet its checksum.

@@ -16,7 +16,6 @@ from hvd_adaptive.base.device import HostCopy, stacked
 from hvd_adaptive.base.errors import PayloadError
 from hvd_adaptive.coding.header import SIZE, Header, body_seed
 from hvd_adaptive.coding.owned_buffer import OwnedBuffer
-from hvd_adaptive.kernels.block_sums import BlockSums
 from hvd_adaptive.kernels.zeros import Runs
 
 
@@ -75,22 +74,6 @@ class Encoded(Payload):
         memory = OwnedBuffer.copy_of(self.bytes, device)
         body = memory.bytes[SIZE : SIZE + self.body.numel()]
         return Encoded(self.header, memory.bytes, body, self.runs, memory=memory)
-
-    def seal(self, checksum: bool = True, known: BlockSums | None = None) -> None:
-        """Clear the padding of the sections, and write the header.
-
-        Args:
-            checksum: Whether to write the checksum; otherwise the field is 0.
-            known: Parts of the checksum that are already computed.
-        """
-        header, data, end = self.header, self.bytes, SIZE + self.body.numel()
-        if unused := -end % 8:
-            data[end : end + unused] = 0
-        if unused := -header.full * header.dtype.itemsize % 8:
-            data[-unused:] = 0
-        packed = header.pack()
-        ops = kernels.for_device(data.device, "checksum")
-        ops.seal(data, packed, body_seed(packed) if checksum else None, known)
 
 
 def checksums(payloads: Sequence[Payload]) -> Sequence[int] | HostCopy:
