@@ -6,8 +6,6 @@ import dataclasses
 from collections.abc import Callable, Mapping
 from typing import Any, ClassVar
 
-import torch
-
 from hvd_adaptive import states
 from hvd_adaptive.adapt.schedule import UpdateSchedule
 from hvd_adaptive.codec.payloads import Payloads
@@ -40,7 +38,6 @@ class Codec(Quantizer):
         self.payloads = Payloads(self)
 
     def second_codec(self, bits: int) -> Codec:
-        """Return a codec for averages, unbiased and without clipping."""
         return self.codec_of_averages(bits=bits, norm="linf", **self._for_averages())
 
     def _for_averages(self) -> dict[str, Any]:
@@ -48,17 +45,6 @@ class Codec(Quantizer):
         own = self.settings
         names = ("bucket_size", "seed", "tuning", "keep_zeros")
         return {name: getattr(own, name) for name in names}
-
-    def fitted_to(self, flat: torch.Tensor) -> Codec:
-        """Return this codec or, if it adapts, a copy of it that is fitted to ``flat``."""
-        return self
-
-    def trained_second(self, bits: int, ranks: int, flat: torch.Tensor) -> Codec:
-        """Return a codec for averages of ``ranks`` ranks, fitted as training on ``flat`` does.
-
-        flat: Gradients, float32, to which this codec is fitted.
-        """
-        return self.second_codec(bits).fitted_to(flat)
 
     def second_stage(self, ranks: int) -> SecondStage:
         """Return how the averages of ``ranks`` ranks travel (codec/second_stage.py)."""

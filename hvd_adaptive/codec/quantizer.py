@@ -177,6 +177,23 @@ class Quantizer(ABC):
         """Return the fewest bytes of a coded body, as ``least_body_bytes``."""
         raise NotImplementedError
 
+    # Codecs of averages ---------------------------------------------------------------------------
+
+    @abstractmethod
+    def second_codec(self, bits: int) -> Quantizer:
+        """Return a quantiser for averages, unbiased and without clipping."""
+
+    def fitted_to(self, flat: torch.Tensor) -> Quantizer:
+        """Return this quantiser or, if it adapts, a copy of it that is fitted to ``flat``."""
+        return self
+
+    def trained_second(self, bits: int, ranks: int, flat: torch.Tensor) -> Quantizer:
+        """Return a quantiser for averages of ``ranks`` ranks, fitted as training on ``flat`` does.
+
+        flat: Gradients, float32, to which this quantiser is fitted.
+        """
+        return self.second_codec(bits).fitted_to(flat)
+
     # Errors ---------------------------------------------------------------------------------------
 
     def body_roundtrip(self, flat: torch.Tensor, key: int) -> torch.Tensor:

@@ -44,11 +44,12 @@ import numpy as np
 import torch
 
 from hvd_adaptive.base.streams import Use
+from hvd_adaptive.codec.payloads import Payloads
 from hvd_adaptive.coding.header import SIZE
 from hvd_adaptive.kernels.random import stream_key
 
 if TYPE_CHECKING:
-    from hvd_adaptive.codec.codec import Codec
+    from hvd_adaptive.codec.quantizer import Quantizer
 
 logger = logging.getLogger("hvd_adaptive")
 
@@ -75,30 +76,35 @@ class SecondStage:
 
     ranks: int
     bits: int
-    codec: Codec
+    codec: Quantizer
 
     def quantized(self, coordinates: int) -> int:
         """Return how many of ``coordinates`` quantised coordinates are quantised again."""
         return 0 if self.bits == FULL_PRECISION else coordinates
 
+    @functools.cached_property
+    def payloads(self) -> Payloads:
+        """Return what encodes and decodes averages."""
+        return Payloads(self.codec)
+
     def length(self, quantized: int, full: int, dtype: torch.dtype) -> int:
         """Return ``Payloads.length`` of an average."""
         again = self.quantized(quantized)
-        return self.codec.payloads.length(again, full + quantized - again, dtype)
+        return self.payloads.length(again, full + quantized - again, dtype)
 
     def most_length(self, quantized: int, full: int, dtype: torch.dtype) -> int:
         """Return ``Payloads.most_length`` of an average."""
         again = self.quantized(quantized)
-        return self.codec.payloads.most_length(again, full + quantized - again, dtype)
+        return self.payloads.most_length(again, full + quantized - again, dtype)
 
 
-def make_second_stage(codec: Codec, ranks: int, bits: int) -> SecondStage:
+def make_second_stage(codec: Quantizer, ranks: int, bits: int) -> SecondStage:
     """Return the second stage of ``codec`` with ``bits`` bits."""
     full = bits == FULL_PRECISION
     return SecondStage(ranks, bits, codec if full else codec.second_codec(bits))
 
 
-def default_bits(codec: Codec, ranks: int) -> int:
+def default_bits(codec: Quantizer, ranks: int) -> int:
     """Return the fewest bits from which one more is worth less than one in the first stage.
 
     The result is at most 8, or 32 if the first stage is lossless. It is the same on every rank.
@@ -109,7 +115,7 @@ def default_bits(codec: Codec, ranks: int) -> int:
     return _chosen[known]
 
 
-def _choose(codec: Codec, ranks: int) -> int:
+def _choose(codec: Quantizer, ranks: int) -> int:
     laws = _laws(codec, ranks)
     if all(law.is_lossless for law in laws):
         return FULL_PRECISION
@@ -124,7 +130,7 @@ def _choose(codec: Codec, ranks: int) -> int:
     return bits
 
 
-def warn_of_averages(codec: Codec, ranks: int, nodes: bool = False) -> None:
+def warn_of_averages(codec: Quantizer, ranks: int, nodes: bool = False) -> None:
     """Warn once if the default bits add a notable error. One rank calls this for all.
 
     nodes: whether the averages are of ``ranks`` nodes.
@@ -150,7 +156,7 @@ def warn_of_averages(codec: Codec, ranks: int, nodes: bool = False) -> None:
         )
 
 
-def _remedy(codec: Codec, ranks: int, nodes: bool) -> str:
+def _remedy(codec: Quantizer, ranks: int, nodes: bool) -> str:
     """Return which setting adds no error for the fewest bytes that a rank sends."""
     v = references(codec.settings.bucket_size)[0]
     first = codec.fitted_to(v)
@@ -165,22 +171,22 @@ def _remedy(codec: Codec, ranks: int, nodes: bool) -> str:
     return f"{best} adds none, and sends {found[best]:.3g} bits a coordinate, not {now:.3g}"
 
 
-def _sent_bits(codec: Codec, v: torch.Tensor) -> float:
+def _sent_bits(codec: Quantizer, v: torch.Tensor) -> float:
     """Return the bits of a coordinate, without the header, of which large groups have little."""
-    return 8 * (codec.payloads.encode(v, v.numel(), _key(0)).header.length - SIZE) / v.numel()
+    return 8 * (Payloads(codec).encode(v, v.numel(), _key(0)).header.length - SIZE) / v.numel()
 
 
-def _laws(codec: Codec, ranks: int) -> list[_Averages]:
+def _laws(codec: Quantizer, ranks: int) -> list[_Averages]:
     return [_Averages(codec, v, ranks) for v in references(codec.settings.bucket_size)]
 
 
 class _Averages:
     """Averages of a reference over ``ranks`` ranks, decoded."""
 
-    def __init__(self, codec: Codec, v: torch.Tensor, ranks: int) -> None:
+    def __init__(self, codec: Quantizer, v: torch.Tensor, ranks: int) -> None:
         measured = min(ranks, MOST_RANKS)
         self._v, self._ranks, self._first = v, ranks, codec.fitted_to(v)
-        decoded = [self._first.payloads.roundtrip(v, _key(draw)) for draw in range(measured)]
+        decoded = [Payloads(self._first).roundtrip(v, _key(draw)) for draw in range(measured)]
         gamma1 = _gamma(self._first, v, 0)
         aligned = torch.stack(decoded).mean(dim=0)
         apart = [d.roll(rank * APART) for rank, d in enumerate(decoded)]
@@ -202,11 +208,11 @@ class _Averages:
         """Return the variance that a second stage adds, relative to the first stage's."""
         return self.added(self.trained(bits))[0]
 
-    def trained(self, bits: int) -> Codec:
+    def trained(self, bits: int) -> Quantizer:
         """Return a second stage that is fitted as in training, from the gradients' statistics."""
         return self._first.trained_second(bits, self._ranks, self._v)
 
-    def added(self, second: Codec) -> tuple[float, float]:
+    def added(self, second: Quantizer) -> tuple[float, float]:
         """Return the variance that ``second`` adds, relative to the first stage's, and γ2."""
         gammas = [_gamma(second, average, -DRAWS) for average, _ in self._cases]
         squares = [square for _, square in self._cases]
@@ -214,12 +220,12 @@ class _Averages:
         return most / max(self._variance, ROUNDING), max(gammas)
 
 
-def _gamma(codec: Codec, v: torch.Tensor, first: int) -> float:
+def _gamma(codec: Quantizer, v: torch.Tensor, first: int) -> float:
     """Return the relative variance: exact, or measured in the draws from ``first`` on."""
     if codec.expected_error is not None and codec.settings.clip is None:
         return codec.expected_error  # no kernels of other bits are compiled
     draws = 1 if codec.knows_errors else DRAWS
-    found = [codec.payloads.squared_errors(v, _key(first + draw)) for draw in range(draws)]
+    found = [Payloads(codec).squared_errors(v, _key(first + draw)) for draw in range(draws)]
     error, square = torch.stack(found).sum(dim=(0, 1)).tolist()
     return error / square
 

@@ -198,7 +198,7 @@ class ScatterReduceExchange(Exchange):
             return OwnedBuffer(0, parcel.device)
         second = self._second_stage(parcel.codec)
         quantized, key = second.quantized(own.quantized), parcel.key(self.rank, self.rank, SECOND)
-        flat, payloads = parcel.narrowed(mean, own.quantized, self.ranks), second.codec.payloads
+        flat, payloads = parcel.narrowed(mean, own.quantized, self.ranks), second.payloads
         return payloads.encode(flat, quantized, key, parcel.layout, mean[:quantized]).memory
 
     def _decoded(self, parcel: Parcel, averages: Sequence[torch.Tensor]) -> torch.Tensor:
@@ -218,9 +218,9 @@ class ScatterReduceExchange(Exchange):
             if expected.full == chunk.full:
                 values = out[chunk.begin : chunk.end]
                 full = out[chunk.full_begin : chunk.full_end]
-                second.codec.payloads.sum_into([payload], expected, 1.0, values, full)
+                second.payloads.sum_into([payload], expected, 1.0, values, full)
             else:  # averages in full precision
-                chunk.put(second.codec.payloads.sum_wide([payload], expected, 1.0), out)
+                chunk.put(second.payloads.sum_wide([payload], expected, 1.0), out)
         row.end()
         return parcel.narrowed(out, parcel.quantized, self.ranks)
 
