@@ -58,10 +58,12 @@ class Instance:
         return key_of(self.training or 0, seed, rank, step, group)
 
     def keys(self, seed: int, rank: int, step: int, group: int) -> Iterator[int]:
-        """Yield the keys that another rank's stream may have."""
+        """Yield the keys that another rank's stream may have, the most likely first."""
         own = self.training or 0
+        yield key_of(own, seed, rank, step, group)
         for number in range(max(0, own - NEAR), own + NEAR + 1):
-            yield key_of(number, seed, rank, step, group)
+            if number != own:
+                yield key_of(number, seed, rank, step, group)
 
     def next_alone(self, seed: int, rank: int, call: int) -> int:
         """Return the key of call ``call`` of ``encode`` without a seed."""
