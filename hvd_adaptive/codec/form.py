@@ -99,13 +99,13 @@ class Form:
     def encode(
         self, values: torch.Tensor, full: torch.Tensor, key: int, memory: OwnedBuffer | None
     ) -> Encoded:
-        """Return a payload; for the arguments see ``Payloads.encode``.
+        """Return a payload.
 
         Args:
             values: Coordinates that are quantised, float32.
             full: Coordinates in full precision.
             key: Names the random numbers.
-            memory: Memory for the payload.
+            memory: See ``Payloads.encode``.
         """
         quantizer, header, size = self.quantizer, self.header._replace(key=key), self.body
         zeros = Zeros.of(values) if self.leaves_zeros_out else None
