@@ -27,7 +27,7 @@ from tqdm import tqdm
 import hvd_adaptive
 from hvd_adaptive import PayloadError, Tuning, kernels
 from hvd_adaptive.coding import coder as coders
-from hvd_adaptive.coding.header import SIZE, Header
+from hvd_adaptive.coding.header import SIZE, Header, body_seed
 from hvd_adaptive.coding.payload import read_header
 
 COORDINATES, BUCKET = 3000, 500
@@ -137,7 +137,9 @@ def sealed(data: bytearray) -> bytes:
     words = torch.frombuffer(data, dtype=torch.int32, offset=SIZE) if len(data) > SIZE else None
     body = torch.empty(0, dtype=torch.int32) if words is None else words.clone()
     del words
-    struct.pack_into("<I", data, 12, kernels.on_host("checksum").checksum(body, header.body_seed))
+    struct.pack_into(
+        "<I", data, 12, kernels.on_host("checksum").checksum(body, body_seed(header.pack()))
+    )
     return bytes(data)
 
 

@@ -81,13 +81,13 @@ class Group:
     pieces: tuple[Piece, ...] = ()
     part: str = ""
 
-    @property
+    @functools.cached_property
     def coordinates(self) -> int:
         return self.quantized + self.full
 
-    @property
-    def slots(self) -> set[int]:
-        return {piece.slot for piece in self.pieces}
+    @functools.cached_property
+    def slots(self) -> frozenset[int]:
+        return frozenset(piece.slot for piece in self.pieces)
 
     def moved(self, slots: int) -> Group:
         """Return the group of a layout that has ``slots`` more members before these."""
@@ -132,7 +132,7 @@ class Layout:
         """Return each group's name in Horovod's timeline: its number, first and last member."""
         return [self._label(index, group.slots) for index, group in enumerate(self.groups)]
 
-    def _label(self, index: int, slots: set[int]) -> str:
+    def _label(self, index: int, slots: frozenset[int]) -> str:
         ends = dict.fromkeys((min(slots), max(slots)))
         names = [re.sub(r"[^\w.-]", "_", self.members[slot].name)[-LONGEST_NAME:] for slot in ends]
         return f"group{index}.{'-'.join(names)}"

@@ -65,32 +65,33 @@ class UpdateSchedule:
 
     def is_due(self, step: int) -> bool:
         """Return whether the table is refitted at ``step``."""
-        return self._is_planned(step) or step == self._retry_at
+        if step not in self._answers:
+            self._plan(step, 1)
+        return self._answers[step] or step == self._retry_at
 
     def precedes_fit(self, step: int) -> bool:
         """Return whether ``step`` is sampled for a fit at one of the steps after it."""
         if self._ahead[0] != step:
-            self._ahead = step, any(self._planned_from(step, WINDOW)[1:])
+            self._plan(step, WINDOW)
+            later = map(self._answers.__getitem__, range(step + 1, step + WINDOW))
+            self._ahead = step, any(later)
         return self._ahead[1] or self._retry_at in range(step + 1, step + WINDOW)
 
     def retries(self, step: int) -> bool:
         """Return whether ``step`` is due only because an earlier update was incomplete."""
-        return self._again and step == self._retry_at and not self._is_planned(step)
+        if step not in self._answers:
+            self._plan(step, 1)
+        return self._again and step == self._retry_at and not self._answers[step]
 
-    def _is_planned(self, step: int) -> bool:
-        return self._answers[step] if step in self._answers else self._planned_from(step, 1)[0]
-
-    def _planned_from(self, step: int, count: int) -> list[bool]:
-        """Return ``planned`` of ``count`` steps from ``step`` on.
+    def _plan(self, step: int, count: int) -> None:
+        """Make the answers those of ``count`` steps from ``step`` on.
 
         A user's function may have a state, so it is called once for each step, in order.
         """
-        known = self._answers if step in self._answers else {}
-        self._answers = {later: known[later] for later in known if later >= step}
+        known, answers = self._answers if step in self._answers else {}, {}
         for later in range(step, step + count):
-            if later not in self._answers:
-                self._answers[later] = bool(self.planned(later))
-        return [self._answers[later] for later in range(step, step + count)]
+            answers[later] = known[later] if later in known else bool(self.planned(later))
+        self._answers = answers
 
     def request(self, step: int) -> None:
         """Request an update at ``step``, in addition to the planned ones."""

@@ -108,8 +108,8 @@ class ScheduledUpdates(Updates):
         self._warn_kept, self._warn_lost = WarnOnce(logger), WarnOnce(logger)
 
     def due(self, step: int) -> bool:
-        self._precedes_fit(step)  # wrong ``update_steps`` raise before anything is sent
-        return self.first_due(step) or self.second_due(step)
+        # Wrong ``update_steps`` raise here, before anything is sent.
+        return self.needs_samples(step) and (self.first_due(step) or self.second_due(step))
 
     def first_due(self, step: int) -> bool:
         return self._codecs[""].is_fitted and self.schedule.is_due(step)
@@ -118,10 +118,8 @@ class ScheduledUpdates(Updates):
         return self._second_schedule.is_due(step)
 
     def needs_samples(self, step: int) -> bool:
-        return self.first_due(step) or self.second_due(step) or self._precedes_fit(step)
-
-    def _precedes_fit(self, step: int) -> bool:
-        return self._codecs[""].is_fitted and self.schedule.precedes_fit(step)
+        precedes = self._codecs[""].is_fitted and self.schedule.precedes_fit(step)
+        return precedes or self.first_due(step) or self.second_due(step)
 
     def prepare_second_stages(self, ranks: int, labels: Sequence[str], step: int) -> None:
         super().prepare_second_stages(ranks, labels, step)
@@ -146,7 +144,7 @@ class ScheduledUpdates(Updates):
         self._window.add(worker, step, own)
         if self.first_due(step) or self.second_due(step):
             self._fit(step, codecs, own, sync, worker)
-        if not self._precedes_fit(step):
+        if not (self._codecs[""].is_fitted and self.schedule.precedes_fit(step)):
             self._window.clear()
 
     def _fit(

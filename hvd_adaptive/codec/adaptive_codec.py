@@ -54,9 +54,13 @@ class AdaptiveCodec(TableCodec):
         own_settings: The scheme's other settings, which must be equal on all ranks.
         again: Function (*dropped, **changes) that returns a new codec with the same keywords,
             except for these (GradientCompressor._again).
+
+    Attributes:
+        is_fitted: Whether a fit changes anything.
     """
 
     adaptation: Adaptation
+    is_fitted = True
 
     def __init__(
         self,
@@ -82,11 +86,6 @@ class AdaptiveCodec(TableCodec):
         """Return whether the coding uses the probabilities of symbols."""
         coding = self.settings.coding
         return coding in CODERS and CODERS[coding].fitted
-
-    @property
-    def is_fitted(self) -> bool:
-        """Return whether a fit changes anything."""
-        return True
 
     @property
     def fitted_second(self) -> AdaptiveCodec | None:
@@ -306,10 +305,7 @@ class FixedCodec(AdaptiveCodec):
     ) -> None:
         fit = _same_magnitudes
         super().__init__(name, settings, norm, table, adaptation, fit, own_settings, again=None)
-
-    @property
-    def is_fitted(self) -> bool:
-        return self.has_book
+        self.is_fitted = self.has_book
 
     def second_codec(self, bits: int) -> Codec:
         coding, adaptation = self.settings.coding, self.adaptation

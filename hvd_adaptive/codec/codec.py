@@ -24,6 +24,7 @@ class Codec(Quantizer):
     """A quantiser with a second stage, a codec of averages over ranks.
 
     Attributes:
+        payloads: What encodes and decodes payloads of this quantiser.
         adaptation: How the codec is fitted to gradients (adapt/adaptation.py); None if it never is.
     """
 
@@ -34,11 +35,7 @@ class Codec(Quantizer):
     def __init__(self, settings: Settings) -> None:
         super().__init__(settings)
         self.second: SecondStage | None = None
-
-    @property
-    def payloads(self) -> Payloads:
-        """Return what encodes and decodes payloads of this quantiser."""
-        return Payloads(self)
+        self.payloads = Payloads(self)
 
     def second_codec(self, bits: int) -> Codec:
         return self.codec_of_averages(bits=bits, norm="linf", **self._for_averages())

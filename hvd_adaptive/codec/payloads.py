@@ -7,21 +7,22 @@ from collections.abc import Callable, Sequence
 import torch
 
 from hvd_adaptive.base.device import stacked
-from hvd_adaptive.base.finite import narrowed
-from hvd_adaptive.codec.distortion import squares_of
-from hvd_adaptive.codec.opening import (
-    Received,
-    check_known,
-    header_of,
-    open_payload,
-)
+from hvd_adaptive.base.finite import narrowed, wide_of
+from hvd_adaptive.codec.form import Form, Received
 from hvd_adaptive.codec.quantizer import Quantizer
-from hvd_adaptive.coding import payload as sections
 from hvd_adaptive.coding.header import SIZE, Frame, Header
 from hvd_adaptive.coding.owned_buffer import OwnedBuffer
-from hvd_adaptive.coding.payload import Encoded, Payload
+from hvd_adaptive.coding.payload import (
+    Encoded,
+    Payload,
+    checksums,
+    compare_checksums,
+    opened,
+    payload_bytes,
+)
 from hvd_adaptive.coding.zeros import Zeros, alike, most_section_bytes
-from hvd_adaptive.kernels.block_sums import BlockSums
+
+MOST_FORMS = 1024
 
 
 class Payloads:
@@ -32,34 +33,40 @@ class Payloads:
         quantizer: The quantiser.
     """
 
-    __slots__ = ("quantizer", "settings")
-
     def __init__(self, quantizer: Quantizer) -> None:
-        self.quantizer, self.settings = quantizer, quantizer.settings
+        self.quantizer = quantizer
+        # The forms of frames, with the state of the table that they are for.
+        self._forms: tuple[tuple[int, int, int], dict[Frame, Form]] = (0, 0, 0), {}
+
+    def form(self, frame: Header | Frame) -> Form:
+        """Return what payloads of a frame have in common.
+
+        Args:
+            frame: Numbers of coordinates, dtype and layout.
+        """
+        own = Frame(frame.coordinates, frame.full, frame.dtype, frame.layout)
+        state = self.quantizer.table_state
+        of_state, forms = self._forms
+        if of_state != state or len(forms) >= MOST_FORMS:
+            of_state, forms = self._forms = state, {}
+        if own not in forms:
+            forms[own] = Form.of(self.quantizer, own)
+        return forms[own]
 
     # Lengths and devices --------------------------------------------------------------------------
 
     def length(self, quantized: int, full: int, dtype: torch.dtype) -> int:
         """Return the bytes of a payload without zeros; the most if its body varies or is coded.
 
-        Args:
-            quantized: Number of quantised coordinates.
-            full: Number of full-precision coordinates.
-            dtype: Their dtype.
+        quantized, full: Numbers of coordinates, quantised and in full precision, of ``dtype``.
         """
         body = self.quantizer.body_bytes(quantized)
-        return sections.payload_bytes(body, full * dtype.itemsize)
+        return payload_bytes(body, full * dtype.itemsize)
 
     def most_length(self, quantized: int, full: int, dtype: torch.dtype) -> int:
         """Return the most bytes of a payload; for the arguments see ``length``."""
         zeros = most_section_bytes(quantized) if self.quantizer.leaves_zeros_out else 0
         return self.length(quantized, full, dtype) + zeros
-
-    def varies(self, coordinates: int) -> bool:
-        """Return whether bodies of ``coordinates`` coordinates vary in length."""
-        quantizer = self.quantizer
-        least, most = quantizer.least_body_bytes(coordinates), quantizer.body_bytes(coordinates)
-        return quantizer.coder is not None or least < most
 
     def is_on_host(self, device: torch.device) -> bool:
         """Return whether tensors on ``device`` are copied to the host and encoded there."""
@@ -73,9 +80,10 @@ class Payloads:
         """
         if device.type == "cpu":
             return
-        if self.settings.coding != "fixed":
+        coding = self.quantizer.settings.coding
+        if coding != "fixed":
             raise ValueError(
-                f"coding={self.settings.coding!r}: must be 'fixed' for tensors on {device.type}: "
+                f"coding={coding!r}: must be 'fixed' for tensors on {device.type}: "
                 "lossless coders run on the CPU alone"
             )
         if self.is_on_host(device):
@@ -110,45 +118,14 @@ class Payloads:
                 same device.
         """
         values = (flat[:quantized] if values is None else values).to(torch.float32)
-        if self.is_on_host(flat.device):
+        if not flat.is_cpu and self.is_on_host(flat.device):
             copies = flat.cpu(), quantized, key, layout, values.cpu()
             return self.encode(*copies).to(flat.device)
-        quantizer, coding, body, sums = self.quantizer, "fixed", None, None
-        zeros = self.zeros_of(values)
-        section = None if zeros is None else zeros.section()
-        if zeros is not None:
-            values = zeros.others_of(values)
-        if self.varies(values.numel()):
-            body = quantizer._body(values, key)
-            coded = quantizer.coded_body(body, values.numel())
-            coding, body = ("fixed", body) if coded is None else (self.settings.coding, coded)
-        size = quantizer.body_bytes(values.numel()) if body is None else body.numel()
-        zeros_bytes = 0 if section is None else section.numel()
-        full = flat.numel() - quantized
-        length = sections.payload_bytes(size, full * flat.dtype.itemsize) + zeros_bytes
-        frame = Frame(flat.numel(), full, flat.dtype, layout)
-        header = header_of(quantizer, frame, key, length, coding, zeros_bytes)
-        if memory is None or memory.size < length:
-            memory = OwnedBuffer(length, flat.device)
-        runs = None if zeros is None else zeros.runs
-        payload = Encoded.within(memory.part(0, length), header, size, runs)
-        if body is None:
-            result = quantizer.encode_body(values, payload.body, key)
-            sums = result if isinstance(result, BlockSums) and result.size == size else None
-        else:
-            payload.body.copy_(body)
-        if section is not None:
-            payload.zeros.copy_(section)
-        if full:
-            payload.full.copy_(flat[quantized:])
-        payload.seal(self.settings.tuning.checksum, sums)
-        return payload
+        frame = Frame(flat.numel(), flat.numel() - quantized, flat.dtype, layout)
+        return self.form(frame).encode(values, flat[quantized:], key, memory)
 
     def zeros_of(self, flat: torch.Tensor) -> Zeros | None:
-        """Return the zeros of ``flat`` (float32, 1-D) that are left out; None if there are none.
-
-        The host waits for a GPU.
-        """
+        """Return the zeros of ``flat`` (float32, 1-D) to leave out, or None; wait for a GPU."""
         return Zeros.of(flat) if self.quantizer.leaves_zeros_out else None
 
     # Sums of payloads -----------------------------------------------------------------------------
@@ -170,20 +147,20 @@ class Payloads:
     ) -> torch.Tensor:
         """Return factor * sum of payloads, added in order.
 
-        The result is float32, or float64 if that is ``expected``'s dtype. Sums of quantised
-        coordinates are float32 in either case.
+        The result is float32, or float64 if ``expected`` is, with quantised sums of float32.
 
         Raises:
             PayloadError: A payload differs from ``expected`` in coordinates, dtype or layout, does
                 not fit the quantiser, or is corrupt.
         """
-        opened = [open_payload(self.quantizer, payload, expected) for payload in received]
+        payloads, found = self.form(expected).open_all(received)
         # Sizes come from headers, so verify everything before memory is allocated.
-        self._verifying(opened)()
-        wide = torch.float64 if expected.dtype == torch.float64 else torch.float32
-        out = torch.empty(expected.coordinates, dtype=wide, device=opened[0].bytes.device)
+        if found is not None:
+            compare_checksums(found, payloads)
+        dtype, device = wide_of(expected.dtype), payloads[0].bytes.device
+        out = torch.empty(expected.coordinates, dtype=dtype, device=device)
         quantized = expected.coordinates - expected.full
-        self._sum_sections(opened, factor, out[:quantized], out[quantized:], self.add)
+        self._sum_sections(payloads, factor, out[:quantized], out[quantized:])
         return out
 
     def sum_into(
@@ -198,16 +175,16 @@ class Payloads:
 
         The contents of that memory are undefined if PayloadError is raised.
         """
-        opened = [open_payload(self.quantizer, payload, expected) for payload in received]
-        # A device decodes while the host waits for the checksums.
-        verified = self._verifying(opened)
-        self._sum_sections(opened, factor, values, full, self.add)
-        verified()
+        payloads, found = self.form(expected).open_all(received)
+        self._sum_sections(payloads, factor, values, full)
+        if found is not None:  # a device decodes while the host waits for the checksums
+            compare_checksums(found, payloads)
 
     def sum_known(
         self,
         received: Sequence[torch.Tensor],
-        headers: Sequence[Header],
+        form: Form,
+        keys: Sequence[int],
         factor: float,
         values: torch.Tensor,
         full: torch.Tensor,
@@ -216,49 +193,40 @@ class Payloads:
 
         Args:
             received: Payloads of ranks that have compared their settings.
-            headers: What their headers must be (``known_header``).
+            form: Their form, of bodies whose length does not vary.
+            keys: Their keys.
             factor: Scale of the sum.
-            values: As for ``sum_into``.
-            full: As for ``sum_into``.
+            values: See ``sum_into``.
+            full: See ``sum_into``.
 
         Returns:
             A function that waits and raises PayloadError if a payload is another one, or corrupt.
             On the CPU this method raises it itself, before anything is decoded.
         """
-        quantizer = self.quantizer
-        opened = [
-            sections.opened(data, own, quantizer.body_bytes(own.coordinates - own.full))
-            for data, own in zip(received, headers, strict=True)
-        ]
+        headers = [form.header._replace(key=key) for key in keys]
+        pairs = zip(received, headers, strict=True)
+        payloads = [opened(data, own, form.body) for data, own in pairs]
         heads = stacked([data[:SIZE] for data in received])
-        sums = sections.checksums(opened) if self.settings.tuning.checksum else None
+        sums = checksums(payloads) if self.quantizer.settings.tuning.checksum else None
 
         def verify() -> None:
-            rows = zip(heads.get(), headers, strict=True)
-            arrived = [
-                check_known(quantizer, Header.unpack(row.numpy().tobytes(), own.length), own, rank)
-                for rank, (row, own) in enumerate(rows)
-            ]
+            rows = enumerate(zip(heads.get(), payloads, strict=True))
+            arrived = [form.arrived(row.numpy().tobytes(), own, rank) for rank, (row, own) in rows]
             if sums is not None:
-                sections.compare_checksums(sums(), [head.checksum for head in arrived])
+                compare_checksums(sums, arrived)
 
         if not values.is_cuda:
             verify()
-        self._sum_sections(opened, factor, values, full, self._add_own)
+        self._sum_sections(payloads, factor, values, full, own=True)
         return verify if values.is_cuda else lambda: None
 
-    def known_header(self, frame: Frame, key: int) -> Header:
-        """Return the header, without a checksum, of a payload whose length does not vary.
-
-        Args:
-            frame: Numbers of coordinates, dtype and layout.
-            key: The sender's.
-        """
-        length = self.length(frame.coordinates - frame.full, frame.full, frame.dtype)
-        return header_of(self.quantizer, frame, key, length)
-
     def add(
-        self, opened: Sequence[Payload], factor: float, out: torch.Tensor, add: bool = True
+        self,
+        opened: Sequence[Payload],
+        factor: float,
+        out: torch.Tensor,
+        add: bool = True,
+        own: bool = False,
     ) -> None:
         """Set ``out`` (float32, 1-D) to factor * (out + the payloads' values, added in order).
 
@@ -269,12 +237,27 @@ class Payloads:
             factor: Scale of the sum.
             out: Result, in place.
             add: If False, the contents of ``out`` are ignored and count as zeros.
+            own: The payloads are of quantisers with these settings and this seed.
         """
-        if self.is_on_host(out.device):
+        if not out.is_cpu and self.is_on_host(out.device):
             copy = out.cpu() if add else torch.empty(out.shape, dtype=out.dtype, device="cpu")
             self.add([payload.to(copy.device) for payload in opened], factor, copy, add)
             out.copy_(copy)
             return
+        bodies, keys = [], []
+        for payload in opened:
+            if payload.runs is not None or payload.header.coding != "fixed":
+                self._add_expanded(opened, factor, out, add)
+                return
+            bodies.append(payload.body)
+            keys.append(payload.header.key)
+        decode = self.quantizer.decode_own_bodies if own else self.quantizer.decode_bodies
+        decode(bodies, keys, factor, out, add)
+
+    def _add_expanded(
+        self, opened: Sequence[Payload], factor: float, out: torch.Tensor, add: bool
+    ) -> None:
+        """Do as ``add``, for payloads that leave zeros out or are coded."""
         if all(payload.runs is None for payload in opened):
             self._add_bodies(opened, factor, out, add)
             return
@@ -289,21 +272,18 @@ class Payloads:
         if factor != 1.0:
             out *= factor
 
-    def _verifying(self, opened: Sequence[Payload]) -> Callable[[], None]:
-        """Return payload.verifying, of no payloads if they have no checksums."""
-        return sections.verifying(opened if self.settings.tuning.checksum else ())
-
     def _sum_sections(
         self,
         opened: Sequence[Payload],
         factor: float,
         values: torch.Tensor,
         full: torch.Tensor,
-        add: Callable[..., None],
+        own: bool = False,
     ) -> None:
+        """Write factor * sum of payloads to the memory of its two sections."""
         wide = values.dtype != torch.float32
         narrow = values.new_empty(values.shape, dtype=torch.float32) if wide else values
-        add(opened, factor, narrow, False)
+        self.add(opened, factor, narrow, False, own)
         if wide:
             values.copy_(narrow)
         if not full.numel():
@@ -328,13 +308,6 @@ class Payloads:
             last = number == len(opened)
             key, adding = payload.header.key, add or number > 1
             self.quantizer.decode_bodies([body], [key], factor if last else 1.0, out, adding)
-
-    def _add_own(
-        self, opened: Sequence[Payload], factor: float, out: torch.Tensor, add: bool
-    ) -> None:
-        """Do as ``add``, for payloads of quantisers with these settings and this seed."""
-        bodies, keys = [p.body for p in opened], [p.header.key for p in opened]
-        self.quantizer.decode_own_bodies(bodies, keys, factor, out, add)
 
     # Measures of a payload's error ----------------------------------------------------------------
 
@@ -362,6 +335,12 @@ class Payloads:
         """
         if self.quantizer.knows_errors and self.zeros_of(flat) is None:
             return self.quantizer.expected_errors(flat)
-        size = self.settings.bucket_size
+        size = self.quantizer.settings.bucket_size
         error = self.roundtrip(flat, key).sub_(flat)
         return torch.stack([squares_of(values, size) for values in (error, flat)], dim=1)
+
+
+def squares_of(flat: torch.Tensor, bucket_size: int) -> torch.Tensor:
+    """Return each bucket's squared L2 norm, float64 (buckets,)."""
+    buckets = flat.to(torch.float64).split(bucket_size)
+    return torch.stack(list(map(torch.dot, buckets, buckets)))

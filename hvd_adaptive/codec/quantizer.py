@@ -6,7 +6,7 @@ import functools
 import logging
 import zlib
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -39,9 +39,17 @@ class Quantizer(ABC):
     knows_errors: bool = False  # there are ``expected_errors``
     # Plain torch would be too slow: tensors on a device are copied to the host, and results back.
     encodes_on_host = False
+    # A coordinate that is zero is decoded to zero, whatever is in its bucket but NaN or Inf.
+    has_zero = False
+    # Counts a payload of a training step that this rank sends; for codecs with rate control.
+    count: Callable[[Payload], None] | None = None
 
     def __init__(self, settings: Settings) -> None:
         self.settings = settings
+        for cached in ("codec_fingerprint", "settings_fingerprint", "described"):
+            self.__dict__.pop(cached, None)  # ``set`` calls a custom scheme's constructor again
+        # Whether bodies hold the coordinates that are not zero (coding/zeros.py).
+        self.leaves_zeros_out = settings.keep_zeros and not self.has_zero
         self.warn_of_copies = WarnOnce(logger)
 
     @property
@@ -58,6 +66,14 @@ class Quantizer(ABC):
     def table_fingerprint(self) -> int:
         """Return 32 bits that differ between tables."""
         return 0
+
+    @property
+    def table_state(self) -> tuple[int, int, int]:
+        """Return ``alphabet``, ``table_version`` and ``table_fingerprint``.
+
+        As long as they are the same, what follows from the table is not computed anew.
+        """
+        return self.alphabet, self.table_version, self.table_fingerprint
 
     @abstractmethod
     def codec_settings(self) -> dict[str, Any]:
@@ -77,6 +93,11 @@ class Quantizer(ABC):
         They bound the memory that a corrupt header can make a receiver allocate.
         """
         return self.body_bytes(coordinates)
+
+    def varies(self, coordinates: int) -> bool:
+        """Return whether bodies of ``coordinates`` coordinates vary in length."""
+        most = self.body_bytes(coordinates)
+        return self.coder is not None or self.least_body_bytes(coordinates) < most
 
     @abstractmethod
     def encode_body(self, flat: torch.Tensor, body: torch.Tensor, key: int) -> EncodeResult:
@@ -132,9 +153,6 @@ class Quantizer(ABC):
     ) -> None:
         """Implement ``decode_bodies`` for add=True."""
         raise NotImplementedError
-
-    def count(self, payload: Payload) -> None:  # noqa: B027
-        """Count a payload of a training step that this rank sends; for codecs with rate control."""
 
     # Lossless coding of bodies --------------------------------------------------------------------
 
@@ -192,21 +210,6 @@ class Quantizer(ABC):
     def expected_errors(self, flat: torch.Tensor) -> torch.Tensor:
         """Return ``Payloads.squared_errors`` by a formula, if ``knows_errors``."""
         raise NotImplementedError
-
-    # Exact zeros ----------------------------------------------------------------------------------
-
-    @property
-    def has_zero(self) -> bool:
-        """Return whether a coordinate that is zero is decoded to zero, whatever is in its bucket.
-
-        It is not if the bucket contains NaN or Inf.
-        """
-        return False
-
-    @property
-    def leaves_zeros_out(self) -> bool:
-        """Return whether bodies hold the coordinates that are not zero (coding/zeros.py)."""
-        return self.settings.keep_zeros and not self.has_zero
 
     # Bodies ---------------------------------------------------------------------------------------
 

@@ -82,7 +82,7 @@ class SecondStage:
         """Return how many of ``coordinates`` quantised coordinates are quantised again."""
         return 0 if self.bits == FULL_PRECISION else coordinates
 
-    @property
+    @functools.cached_property
     def payloads(self) -> Payloads:
         """Return what encodes and decodes averages."""
         return Payloads(self.codec)

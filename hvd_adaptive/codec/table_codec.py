@@ -10,8 +10,8 @@ import torch
 
 from hvd_adaptive import kernels
 from hvd_adaptive.codec.codec import Codec
-from hvd_adaptive.codec.distortion import squares_of
 from hvd_adaptive.codec.level_table import LevelTable
+from hvd_adaptive.codec.payloads import squares_of
 from hvd_adaptive.coding.coder import Coder
 from hvd_adaptive.coding.coders import CODERS
 from hvd_adaptive.coding.payload import padded
@@ -37,10 +37,11 @@ class TableCodec(Codec):
     knows_errors = True
 
     def __init__(self, name: str, settings: Settings, norm: str, table: LevelTable) -> None:
-        super().__init__(settings)
         self.name, self.norm = name, norm
-        self._table = table
+        self._table, self.has_zero = table, not table.symmetric
+        super().__init__(settings)
         self._coder: tuple[LevelTable | None, Coder | None] = (None, None)
+        self._state: tuple[LevelTable | None, tuple[int, int, int]] = None, (0, 0, 0)
         if settings.coding in CODERS:
             CODERS[settings.coding].check(table.symmetric)
 
@@ -59,10 +60,6 @@ class TableCodec(Codec):
         return self._table.kernel.alphabet
 
     @property
-    def has_zero(self) -> bool:
-        return not self._table.symmetric
-
-    @property
     def table_version(self) -> int:
         return self._table.version
 
@@ -72,6 +69,12 @@ class TableCodec(Codec):
         if self.coder is None or not self.coder.fingerprint:
             return table
         return zlib.crc32(self.coder.fingerprint.to_bytes(4, "little"), table)
+
+    @property
+    def table_state(self) -> tuple[int, int, int]:
+        if self._state[0] is not self._table:
+            self._state = self._table, super().table_state
+        return self._state[1]
 
     @property
     def coder(self) -> Coder | None:
@@ -92,18 +95,18 @@ class TableCodec(Codec):
         return 4 * (self._buckets(coordinates) + self._table.kernel.packing.words(coordinates))
 
     def encode_body(self, flat: torch.Tensor, body: torch.Tensor, key: int) -> BlockSums | None:
-        scales, words = self._split(body, flat.numel())
-        summing = self.settings.tuning.checksum and self.coder is None
+        settings, count = self.settings, flat.numel()
+        at = 4 * -(-count // settings.bucket_size)
         return kernels.for_device(flat.device).encode(
             flat,
-            scales,
-            words,
-            self._bucket(flat.numel()),
+            body[:at].view(torch.float32),
+            body[at:].view(torch.int32),
+            max(1, min(settings.bucket_size, count)),
             self.norm,
             self._table.kernel,
             key,
-            self.settings.clip,
-            summing,
+            settings.clip,
+            settings.tuning.checksum and self.coder is None,
         )
 
     def decode_bodies(
@@ -114,15 +117,18 @@ class TableCodec(Codec):
         out: torch.Tensor,
         add: bool = True,
     ) -> None:
-        pairs = [self._split(body, out.numel()) for body in bodies]
-        kernels.for_device(out.device).decode_add(
-            pairs, self._bucket(out.numel()), self._table.kernel, factor, out, add
-        )
+        size, count, pairs = self.settings.bucket_size, out.numel(), []
+        at, bucket = 4 * -(-count // size), max(1, min(size, count))
+        for body in bodies:
+            pairs.append((body[:at].view(torch.float32), body[at:].view(torch.int32)))
+        decode = kernels.for_device(out.device).decode_add
+        decode(pairs, bucket, self._table.kernel, factor, out, add)
 
     def expected_errors(self, flat: torch.Tensor) -> torch.Tensor:
         """Return the variance of ALQ Eqs 1, 2, plus the loss by clipping."""
-        size, bucket = self.settings.bucket_size, self._bucket(flat.numel())
-        clipped, squares = self._clipped(flat), squares_of(flat, size)
+        size, count = self.settings.bucket_size, flat.numel()
+        bucket, squares = max(1, min(size, count)), squares_of(flat, size)
+        clipped = flat if self.settings.clip is None else self._clipped(flat)
         norms = kernels.for_device(flat.device).bucket_norms(clipped, bucket, self.norm)
         ops = kernels.for_device(flat.device, "variance")
         errors = ops.variances(clipped, norms, bucket, self._table.kernel)
@@ -148,7 +154,3 @@ class TableCodec(Codec):
     def least_coded_bytes(self, coordinates: int) -> int:
         least = 0 if self.coder is None else self.coder.least_stream_bytes(coordinates)
         return 4 * self._buckets(coordinates) + least
-
-    def _split(self, body: torch.Tensor, coordinates: int) -> tuple[torch.Tensor, torch.Tensor]:
-        at = 4 * self._buckets(coordinates)
-        return body[:at].view(torch.float32), body[at:].view(torch.int32)

@@ -34,7 +34,7 @@ class Frame(NamedTuple):
 
 
 class Header(NamedTuple):
-    """Header of a payload; a receiver compares it with its own settings.
+    """Header of a payload, in the order of its bytes; a receiver compares it with its own settings.
 
     Byte offsets: 0 magic, 4 format (u16), 6 dtype (u8), 7 coding (u8), 8 alphabet (u32), 12
     checksum (u32), 16 scheme (16 bytes ASCII, zero-padded), 32 coordinates (u64), 40 coordinates in
@@ -43,10 +43,11 @@ class Header(NamedTuple):
     fingerprint (u32), 92 length of the section of zeros in bytes (u32).
     """
 
-    scheme: str
     dtype: torch.dtype
     coding: str
     alphabet: int
+    checksum: int
+    scheme: str
     coordinates: int
     full: int
     bucket_size: int
@@ -56,35 +57,14 @@ class Header(NamedTuple):
     layout: int
     length: int
     settings: int
-    zeros: int = 0
-    checksum: int = 0
+    zeros: int
 
     def pack(self) -> bytes:
         """Return the 96 bytes."""
-        return _FIELDS.pack(
-            MAGIC,
-            FORMAT,
-            DTYPE_CODES[self.dtype],
-            CODINGS[self.coding],
-            self.alphabet,
-            self.checksum,
-            self.scheme.encode("ascii"),
-            self.coordinates,
-            self.full,
-            self.bucket_size,
-            self.table_version,
-            self.table_fingerprint,
-            self.key,
-            self.layout,
-            self.length,
-            self.settings,
-            self.zeros,
-        )
-
-    @property
-    def body_seed(self) -> int:
-        """Return ``body_seed`` of the header."""
-        return body_seed(self.pack())
+        dtype, coding, alphabet, checksum, scheme, *numbers = self
+        codes = DTYPE_CODES[dtype], CODINGS[coding]
+        name = scheme.encode("ascii")
+        return _FIELDS.pack(MAGIC, FORMAT, *codes, alphabet, checksum, name, *numbers)
 
     @classmethod
     def unpack(cls, data: bytes, available: int) -> Header:
@@ -97,51 +77,21 @@ class Header(NamedTuple):
         """
         if len(data) < SIZE:
             raise PayloadError(f"payload of {available} bytes is shorter than its header of {SIZE}")
-        (
-            magic,
-            version,
-            dtype,
-            coding,
-            alphabet,
-            checksum,
-            scheme,
-            coordinates,
-            full,
-            bucket_size,
-            table_version,
-            table_fingerprint,
-            key,
-            layout,
-            length,
-            settings,
-            zeros,
-        ) = _FIELDS.unpack_from(data)
+        fields = _FIELDS.unpack_from(data)
+        magic, version, dtype, coding, alphabet, checksum, scheme, *numbers = fields
         if magic != MAGIC:
             raise PayloadError(f"payload starts with {magic!r}, not {MAGIC!r}: foreign data")
         if version != FORMAT:
             raise PayloadError(f"payload has format version {version}, this package reads {FORMAT}")
-        known = dtype in DTYPES and coding in CODING_NAMES
-        if not known or zeros % 8 or full > coordinates:
+        if dtype not in DTYPES or coding not in CODING_NAMES:
             raise PayloadError("payload header is corrupt")
-        if length > available:
-            raise PayloadError(f"payload is truncated: {available} of {length} bytes")
-        return cls(
-            _name(scheme),
-            DTYPES[dtype],
-            CODING_NAMES[coding],
-            alphabet,
-            coordinates,
-            full,
-            bucket_size,
-            table_version,
-            table_fingerprint,
-            key,
-            layout,
-            length,
-            settings,
-            zeros,
-            checksum,
-        )
+        codes = DTYPES[dtype], CODING_NAMES[coding]
+        header = cls(*codes, alphabet, checksum, _name(scheme), *numbers)
+        if header.zeros % 8 or header.full > header.coordinates:
+            raise PayloadError("payload header is corrupt")
+        if header.length > available:
+            raise PayloadError(f"payload is truncated: {available} of {header.length} bytes")
+        return header
 
 
 def body_seed(packed: bytes) -> int:

@@ -13,12 +13,17 @@ class OwnedBuffer:
     this type always owns its memory. ``OwnedBuffer(size)`` allocates memory, which the caller fills
     before it is sent. ``copy_of`` copies a tensor that others may write to. No method takes over a
     tensor.
+
+    Attributes:
+        bytes: All bytes, to be filled or read.
+        size: Their number.
     """
 
-    __slots__ = ("_bytes",)
+    __slots__ = ("bytes", "size")
 
     def __init__(self, size: int, device: torch.device | None = None) -> None:
-        self._bytes = torch.empty(size, dtype=torch.uint8, device=device or "cpu")
+        self.bytes = torch.empty(size, dtype=torch.uint8, device=device or "cpu")
+        self.size = size
 
     @classmethod
     def copy_of(cls, tensor: torch.Tensor, device: torch.device | None = None) -> OwnedBuffer:
@@ -26,29 +31,14 @@ class OwnedBuffer:
         data = tensor.detach().reshape(-1).view(torch.uint8)
         return cls._around(data.to(device or data.device, copy=True))
 
-    @property
-    def bytes(self) -> torch.Tensor:
-        """Return all bytes, to be filled or read."""
-        return self._bytes
-
-    @property
-    def size(self) -> int:
-        """Return the number of bytes."""
-        return self._bytes.numel()
-
-    @property
-    def device(self) -> torch.device:
-        """Return the device of the memory."""
-        return self._bytes.device
-
     def part(self, begin: int, end: int | None = None) -> OwnedBuffer:
         """Return bytes ``begin`` to ``end`` of the same memory."""
-        return self._around(self._bytes[begin:end])
+        return self._around(self.bytes[begin:end])
 
     @classmethod
     def _around(cls, data: torch.Tensor) -> OwnedBuffer:
         made = cls.__new__(cls)
-        made._bytes = data
+        made.bytes, made.size = data, data.numel()
         return made
 
 

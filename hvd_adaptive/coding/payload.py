@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import torch
 
@@ -15,7 +16,6 @@ from hvd_adaptive.base.device import HostCopy, stacked
 from hvd_adaptive.base.errors import PayloadError
 from hvd_adaptive.coding.header import SIZE, Header, body_seed
 from hvd_adaptive.coding.owned_buffer import OwnedBuffer
-from hvd_adaptive.kernels.block_sums import BlockSums
 from hvd_adaptive.kernels.zeros import Runs
 
 
@@ -43,14 +43,15 @@ class Payload:
     @property
     def zeros(self) -> torch.Tensor:
         """Return a view of the section that says which coordinates are zero (coding/zeros.py)."""
-        at = SIZE + padded(self.body.numel())
-        return self.bytes[at : at + self.header.zeros]
+        end = self.header.length - padded(self.header.full * self.header.dtype.itemsize)
+        return self.bytes[end - self.header.zeros : end]
 
     @property
     def full(self) -> torch.Tensor:
         """Return a view of the full-precision coordinates, in the payload's dtype."""
-        at, dtype = SIZE + padded(self.body.numel()) + self.header.zeros, self.header.dtype
-        return self.bytes[at : at + self.header.full * dtype.itemsize].view(dtype)
+        length, dtype = self.header.length, self.header.dtype
+        size = self.header.full * dtype.itemsize
+        return self.bytes[length - -(-size // 8) * 8 :][:size].view(dtype)
 
     def to(self, device: torch.device) -> Payload:
         """Return a copy on another device."""
@@ -68,82 +69,44 @@ class Encoded(Payload):
 
     memory: OwnedBuffer = field(kw_only=True)
 
-    @classmethod
-    def within(
-        cls, memory: OwnedBuffer, header: Header, body_bytes: int, runs: Runs | None = None
-    ) -> Encoded:
-        """Return an unfilled payload in ``memory`` (``header.length`` bytes); clear its padding."""
-        end, full_bytes = SIZE + body_bytes, header.full * header.dtype.itemsize
-        data = memory.bytes
-        if end % 8:
-            data[end : padded(end)] = 0
-        if full_bytes % 8:
-            data[padded(end) + header.zeros + full_bytes :] = 0
-        return cls(header, data, data[SIZE:end], runs, memory=memory)
-
     def to(self, device: torch.device) -> Encoded:
         """Return a copy on another device."""
         memory = OwnedBuffer.copy_of(self.bytes, device)
         body = memory.bytes[SIZE : SIZE + self.body.numel()]
         return Encoded(self.header, memory.bytes, body, self.runs, memory=memory)
 
-    def seal(self, checksum: bool = True, known: BlockSums | None = None) -> torch.Tensor:
-        """Write the header and return the bytes.
 
-        Args:
-            checksum: Whether to write the checksum; otherwise the field is 0.
-            known: Parts of the checksum that are already computed.
-        """
-        packed = self.header.pack()
-        ops = kernels.for_device(self.bytes.device, "checksum")
-        ops.seal(self.bytes, packed, body_seed(packed) if checksum else None, known)
-        return self.bytes
+def checksums(payloads: Sequence[Payload]) -> Sequence[int] | HostCopy:
+    """Return payloads' checksums; on a GPU, the copy to the host that has begun."""
+    seeds, contents = [], []
+    for payload in payloads:
+        seeds.append(body_seed(payload.header.pack()))
+        contents.append(payload.bytes)
+    found = kernels.for_device(contents[0].device, "checksum").checksums(contents, seeds)
+    return HostCopy(found) if isinstance(found, torch.Tensor) else found
 
 
-def verifying(payloads: Sequence[Payload]) -> Callable[[], None]:
-    """Begin to compare payloads' checksums; on the CPU the comparison is completed at once.
-
-    Returns:
-        A function that completes the comparison; it raises PayloadError if a checksum differs.
-    """
-    if not payloads:
-        return lambda: None
-    wanted = [payload.header.checksum for payload in payloads]
-    found = checksums(payloads)
-    if payloads[0].bytes.is_cuda:
-        return lambda: compare_checksums(found(), wanted)
-    compare_checksums(found(), wanted)
-    return lambda: None
-
-
-def checksums(payloads: Sequence[Payload]) -> Callable[[], Sequence[int]]:
-    """Begin to compute payloads' checksums; return a function that completes them."""
-    ops = kernels.for_device(payloads[0].bytes.device, "checksum")
-    seeds = [payload.header.body_seed for payload in payloads]
-    found = ops.checksums([payload.bytes for payload in payloads], seeds)
-    if not isinstance(found, torch.Tensor):
-        return lambda: found
-    there = HostCopy(found)
-    return lambda: [value & 0xFFFFFFFF for value in there.get().tolist()]
-
-
-def compare_checksums(found: Sequence[int], wanted: Sequence[int]) -> None:
-    """Raise PayloadError if a checksum differs."""
-    if found != wanted:
-        raise PayloadError("payload is corrupt: its checksum does not match its bytes")
-
-
-@dataclass(frozen=True)
-class Arrived:
+class Arrived(NamedTuple):
     """Received payload and its header."""
 
     header: Header
     bytes: torch.Tensor
 
 
-def payload_bytes(body_bytes: int, full_bytes: int) -> int:
+def compare_checksums(
+    found: Sequence[int] | HostCopy, payloads: Sequence[Payload | Arrived]
+) -> None:
+    """Raise PayloadError if one of ``checksums`` is not that in the header; wait for a GPU."""
+    if isinstance(found, HostCopy):
+        found = [value & 0xFFFFFFFF for value in found.get().tolist()]
+    for checksum, payload in zip(found, payloads, strict=True):
+        if checksum != payload.header.checksum:
+            raise PayloadError("payload is corrupt: its checksum does not match its bytes")
+
+
+def payload_bytes(body_bytes: int, full_bytes: int, zeros_bytes: int = 0) -> int:
     """Return the length of a payload with sections of these sizes."""
-    return SIZE + padded(body_bytes) + padded(full_bytes)
+    return SIZE + -(-body_bytes // 8) * 8 + zeros_bytes + -(-full_bytes // 8) * 8
 
 
 def read_header(data: torch.Tensor) -> Header:
@@ -182,30 +145,31 @@ class Row:
                 heads = stacked([data[at : at + SIZE] for at in places]).get()
                 self._known = dict(zip(places, heads, strict=True))
 
-    def head(self, rank: int) -> bytes:
-        """Return the first bytes, at most SIZE, of the next payload, which is that of ``rank``."""
-        data, at = self._place(rank)
-        head = self._known.get(at)
-        if head is None:
-            head = data[at : at + SIZE].cpu()
-        return head.numpy().tobytes()
+    def take(self, rank: int, check: Callable[[int, bytes], None] | None = None) -> Arrived:
+        """Return the next payload, which is that of ``rank``.
 
-    def take(self, rank: int) -> Arrived:
-        """Return the payload that ``head`` refers to; raise PayloadError if it cannot be read."""
-        data, at = self._place(rank)
-        header = Header.unpack(self.head(rank), data.numel() - at)
+        Args:
+            rank: The rank.
+            check: Called with the rank and its first bytes, before these are read as a header.
+
+        Raises:
+            PayloadError: The payload cannot be read.
+        """
+        alone = len(self._received) > 1
+        data, at = (self._received[rank], 0) if alone else (self._received[0], self._taken)
+        known = self._known.get(at)
+        head = (data[at : at + SIZE].cpu() if known is None else known).numpy().tobytes()
+        if check is not None:
+            check(rank, head)
+        header = Header.unpack(head, data.numel() - at)
         self._taken += header.length
         return Arrived(header, data[at : at + header.length])
 
     def end(self) -> None:
         """Raise PayloadError if bytes remain after the payloads read."""
-        size = sum(data.numel() for data in self._received)
+        size = sum(map(torch.Tensor.numel, self._received))
         if self._taken != size:
             raise PayloadError(f"received {size} bytes, the headers say {self._taken}")
-
-    def _place(self, rank: int) -> tuple[torch.Tensor, int]:
-        alone = len(self._received) > 1
-        return (self._received[rank], 0) if alone else (self._received[0], self._taken)
 
 
 def section_of_zeros(data: torch.Tensor, header: Header) -> torch.Tensor:
@@ -220,7 +184,7 @@ def opened(
     data: torch.Tensor, header: Header, body_bytes: int, runs: Runs | None = None
 ) -> Payload:
     """Return a received payload with a view of its body; raise PayloadError on a wrong length."""
-    expected = payload_bytes(body_bytes, header.full * header.dtype.itemsize) + header.zeros
+    expected = payload_bytes(body_bytes, header.full * header.dtype.itemsize, header.zeros)
     if data.numel() != header.length or expected != header.length:
         raise PayloadError(
             f"payload has {data.numel()} bytes, its header says {header.length}; "
@@ -234,7 +198,7 @@ def opened(
 def split(received: Sequence[torch.Tensor], count: int) -> list[Arrived]:
     """Return the payloads of ``count`` ranks; raise PayloadError if the lengths do not match."""
     size = received[0].numel() // count
-    row = Row(received, [rank * size for rank in range(count)])
-    found = [row.take(rank) for rank in range(count)]
+    row = Row(received, range(0, count * size, size or 1))
+    found = list(map(row.take, range(count)))
     row.end()
     return found

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from typing import TYPE_CHECKING
 
 import torch
@@ -38,12 +39,11 @@ class AllgatherExchange(Exchange):
         3. Check that each rank's payload is of this group and step.
         4. Decode all payloads, and add them in rank order.
         """
-        with parcel.time("encode_s"):
-            key = parcel.key(self.rank)
-            payload = parcel.codec.payloads.encode(
-                flat, parcel.quantized, key, parcel.layout, values
-            )
-            parcel.encoded([payload], values)
+        begin = time.perf_counter()
+        payloads, key = parcel.codec.payloads, parcel.key(self.rank)
+        payload = payloads.encode(flat, parcel.quantized, key, parcel.layout, values)
+        parcel.encoded([payload], values)
+        parcel.spent("encode_s", begin)
         del flat, values
 
         arrived = yield AllGather(payload.memory)
@@ -53,9 +53,11 @@ class AllgatherExchange(Exchange):
             if not parcel.is_from(rank, of_rank.header.key):
                 raise PayloadError(f"rank {rank} sent a payload of another step or group")
 
-        with parcel.time("decode_s"):
-            expected = parcel.frame(parcel.quantized, parcel.full)
-            out = parcel.empty_result()
-            quantized, full = out[: parcel.quantized], out[parcel.quantized :]
-            parcel.codec.payloads.sum_into(received, expected, parcel.factor, quantized, full)
-            return parcel.narrowed(out, parcel.quantized, self.ranks)
+        begin = time.perf_counter()
+        out = parcel.empty_result()
+        frame = parcel.frame(parcel.quantized, parcel.full)
+        quantized, full = out[: parcel.quantized], out[parcel.quantized :]
+        payloads.sum_into(received, frame, parcel.factor, quantized, full)
+        result = parcel.narrowed(out, parcel.quantized, self.ranks)
+        parcel.spent("decode_s", begin)
+        return result

@@ -65,9 +65,10 @@ class Plain(ScatterReduceExchange):
     def reduce(self, parcel: Parcel, flat: torch.Tensor, values: torch.Tensor) -> Route:
         """Average a chunk as the base class does, of gradients that are rounded first."""
         plain = self._plain(parcel)
-        with parcel.time("encode_s"):
-            parcel.measure(flat, plain.dtype)
-            reducing = super().reduce(plain, flat.to(plain.dtype), values[:0])
+        begin = time.perf_counter()
+        parcel.measure(flat, plain.dtype)
+        reducing = super().reduce(plain, flat.to(plain.dtype), values[:0])
+        parcel.spent("encode_s", begin)
         del flat, values
         return (yield from reducing)
 
@@ -116,11 +117,8 @@ class AutoExchange(Exchange):
             self._candidates["scatter_reduce"] = ScatterReduceExchange(rank_info)
         # Seconds of the small size and of each further coordinate, after the measurement.
         self._lines: dict[str, tuple[float, float]] = {}
+        self.is_set_up = False
         self._logged: set[str] = set()
-
-    @property
-    def is_set_up(self) -> bool:
-        return bool(self._lines)
 
     def set_up(self, world: World, compressor: Codec, name: str, device: torch.device) -> None:
         self.know_nodes(self.rank_info.nodes or find_nodes(world, name), compressor)
@@ -164,6 +162,7 @@ class AutoExchange(Exchange):
         for label in self._candidates:
             small, large = seconds[label]
             self._lines[label] = small, max(large - small, 0.0) / (SIZES[1] - SIZES[0])
+        self.is_set_up = True
         listed = [f"{label} {1e3 * a:.2f} and {1e3 * b:.2f}" for label, (a, b) in seconds.items()]
         logger.info(
             "exchange='auto': over %d ranks groups of %d and %d coordinates take, in milliseconds: "

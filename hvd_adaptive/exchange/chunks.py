@@ -18,15 +18,15 @@ class Chunk:
     full_begin: int
     full_end: int
 
-    @property
+    @functools.cached_property
     def quantized(self) -> int:
         return self.end - self.begin
 
-    @property
+    @functools.cached_property
     def full(self) -> int:
         return self.full_end - self.full_begin
 
-    @property
+    @functools.cached_property
     def coordinates(self) -> int:
         return self.quantized + self.full
 

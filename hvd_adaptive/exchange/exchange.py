@@ -58,15 +58,15 @@ class Exchange(ABC):
 
     It does not depend on Horovod: it yields collectives, so that the simulation of all ranks runs
     the same code.
+
+    Attributes:
+        is_set_up: Whether ``set_up`` has been called or is not needed.
     """
+
+    is_set_up = True
 
     def __init__(self, rank_info: RankInfo) -> None:
         self.rank_info, self.ranks, self.rank = rank_info, rank_info.ranks, rank_info.rank
-
-    @property
-    def is_set_up(self) -> bool:
-        """Return whether ``set_up`` has been called or is not needed."""
-        return True
 
     def set_up(  # noqa: B027
         self, world: World, compressor: Codec, name: str, device: torch.device

@@ -17,6 +17,7 @@ others send nothing (collectives.Among).
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
@@ -103,12 +104,9 @@ class HierarchicalExchange(Exchange):
     def __init__(self, rank_info: RankInfo) -> None:
         super().__init__(rank_info)
         self._known: Topology | None = None
+        self.is_set_up = False
         if rank_info.nodes:
             self._know(rank_info.nodes)
-
-    @property
-    def is_set_up(self) -> bool:
-        return self._known is not None
 
     def set_up(self, world: World, compressor: Codec, name: str, device: torch.device) -> None:
         nodes = find_nodes(world, name)
@@ -159,7 +157,7 @@ class HierarchicalExchange(Exchange):
         return between if self._topology.is_alone else 2 + between
 
     def _know(self, nodes: Sequence[int]) -> None:
-        self._known = find_topology(nodes, self.rank)
+        self._known, self.is_set_up = find_topology(nodes, self.rank), True
         if self._known.shares_one_node:
             logger.info("all %d ranks share a node: nothing is compressed", self.ranks)
 
@@ -185,10 +183,11 @@ class HierarchicalExchange(Exchange):
             del flat, values
             return (yield from self._across(averaging))
 
-        with parcel.time("encode_s"):
-            if topology.shares_one_node:
-                parcel.measure(flat, flat.dtype)
-            request = [topology.inside(AllToAll(_copied(flat, slices)))]
+        begin = time.perf_counter()
+        if topology.shares_one_node:
+            parcel.measure(flat, flat.dtype)
+        request = [topology.inside(AllToAll(_copied(flat, slices)))]
+        parcel.spent("encode_s", begin)
         del flat, values
         parts = yield request.pop()
         failures: list[PayloadError] = []

@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, nullcontext
+import time
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 import torch
 
 from hvd_adaptive.base.device import HostCopy
-from hvd_adaptive.base.finite import narrowed
+from hvd_adaptive.base.finite import narrowed, wide_of
 from hvd_adaptive.base.streams import Use
-from hvd_adaptive.codec.distortion import rounding_errors
+from hvd_adaptive.codec.payloads import squares_of
 from hvd_adaptive.coding.header import Frame
 from hvd_adaptive.coding.payload import Encoded
+from hvd_adaptive.instances import key_of
 from hvd_adaptive.kernels.random import stream_key
 
 if TYPE_CHECKING:
@@ -126,18 +127,18 @@ class Parcel:
             inside: Numbers of a message of the group, if it has several. Coordinates count from a
                 message's start, so equal keys would repeat numbers.
         """
-        return next(self._keys(rank, inside))
+        instance, seed, step, group = self.stream
+        number = self.ranks[rank] if self.ranks else rank
+        key = key_of(instance.training or 0, seed, number, step, group)
+        return stream_key(key, *inside) if inside else key
 
     def is_from(self, rank: int, key: int, *inside: int) -> bool:
         """Return whether a rank may use ``key``; see ``key``."""
-        return key in self._keys(rank, inside)
-
-    def _keys(self, rank: int, inside: Sequence[int]) -> Iterator[int]:
-        """Yield the keys that a rank may use, the most likely first."""
+        if key == self.key(rank, *inside):
+            return True
         instance, seed, step, group = self.stream
-        number = self.ranks[rank] if self.ranks else rank
-        for key in instance.keys(seed, number, step, group):
-            yield stream_key(key, *inside) if inside else key
+        near = instance.keys(seed, self.ranks[rank] if self.ranks else rank, step, group)
+        return key in (stream_key(own, *inside) if inside else own for own in near)
 
     def frame(self, quantized: int, full: int) -> Frame:
         """Return the frame of a payload of these numbers of coordinates."""
@@ -145,16 +146,12 @@ class Parcel:
 
     def wide(self, use: str, coordinates: int) -> torch.Tensor:
         """Return borrowed memory in float32, or in float64 if that is the group's dtype."""
-        return self.memory.buffer(use, coordinates, self._wide_dtype, self.device)
+        return self.memory.buffer(use, coordinates, wide_of(self.dtype), self.device)
 
     def empty_result(self) -> torch.Tensor:
         """Return borrowed memory for the whole group, as wide as ``wide``."""
         coordinates = self.quantized + self.full
-        return self.memory.result(self.index, coordinates, self._wide_dtype, self.device)
-
-    @property
-    def _wide_dtype(self) -> torch.dtype:
-        return torch.float64 if self.dtype == torch.float64 else torch.float32
+        return self.memory.result(self.index, coordinates, wide_of(self.dtype), self.device)
 
     def narrowed(self, wide: torch.Tensor, quantized: int, ranks: int) -> torch.Tensor:
         """Return the result of ``ranks`` ranks in the group's dtype; ``wide`` may change.
@@ -164,9 +161,10 @@ class Parcel:
         averages = self.factor * ranks < 1 + 1e-6
         return narrowed(wide, quantized if averages else 0, self.dtype)
 
-    def time(self, figure: str) -> AbstractContextManager[None]:
-        """Add the seconds spent inside to a figure of the step and of the group."""
-        return nullcontext() if self.meter is None else self.meter.time(figure, self.index)
+    def spent(self, figure: str, begin: float) -> None:
+        """Add the seconds since ``begin`` to a figure of the step and of the group."""
+        if self.meter is not None:
+            self.meter.add(figure, time.perf_counter() - begin, self.index)
 
     def encoded(self, payloads: Sequence[Encoded], values: torch.Tensor) -> None:
         """Record this rank's payloads: their bytes, their error and the residual after this step.
@@ -177,10 +175,12 @@ class Parcel:
             payloads: Encode consecutive parts of ``values``.
             values: The quantised coordinates.
         """
+        size = 0
         for payload in payloads:
-            self.codec.count(payload)
+            if self.codec.count is not None:
+                self.codec.count(payload)
+            size += payload.header.length
         if self.meter is not None:
-            size = sum(payload.header.length for payload in payloads)
             self.meter.add("payload_bytes", size, self.index)
         self.measure(values)
         if self.residuals is None or not self.quantized:
@@ -207,14 +207,17 @@ class Parcel:
         full, partial = divmod(flat.numel(), size)
         count = min(ERROR_BUCKETS, full)
         key = stream_key(self.index, 0, self.stream.step, Use.ERROR)
-        chosen = [(key + k * full // count) % full for k in range(count)]
+        buckets, weights = [], [full / count] * count if count else []
+        for k in range(count):
+            begin = (key + k * full // count) % full * size
+            buckets.append(flat[begin : begin + size])
         if partial:
-            chosen.append(full)
-        buckets = [flat[i * size : (i + 1) * size] for i in chosen]
+            buckets.append(flat[full * size :])
+            weights.append(1.0)
         sample = torch.cat(buckets).to(torch.float32)
         if dtype is None:
             squares = self.codec.payloads.squared_errors(sample, key)
         else:
-            squares = rounding_errors(sample, dtype, size)
-        weights = [full / count for _ in chosen[:count]] + [1.0] * bool(partial)
+            error = sample.to(dtype).to(sample.dtype) - sample
+            squares = torch.stack([squares_of(of, size) for of in (error, sample)], dim=1)
         self.meter.measured(HostCopy(squares), weights, self.index)

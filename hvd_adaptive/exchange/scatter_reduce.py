@@ -16,6 +16,7 @@ second stage is unbiased, and its error is in no residual.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping, Sequence
 from itertools import accumulate
 from typing import TYPE_CHECKING
@@ -108,8 +109,9 @@ class ScatterReduceExchange(Exchange):
             PayloadError: A payload arrived corrupt, perhaps on this rank alone.
         """
         own = self._chunks_of(parcel)[self.rank]
-        with parcel.time("encode_s"):
-            request = [AllToAll(self._encoded_chunks(parcel, flat, values))]
+        begin = time.perf_counter()
+        request = [AllToAll(self._encoded_chunks(parcel, flat, values))]
+        parcel.spent("encode_s", begin)
         del flat, values
 
         # Horovod keeps the memory that is sent; no other reference to it remains.
@@ -122,11 +124,12 @@ class ScatterReduceExchange(Exchange):
             if not parcel.is_from(rank, payload.header.key, self.rank, FIRST):
                 raise PayloadError(f"rank {rank} sent a payload of another step, group or chunk")
 
-        with parcel.time("decode_s"):
-            mean = parcel.wide("average", own.coordinates)
-            expected = parcel.frame(own.quantized, own.full)
-            quantized, full = mean[: own.quantized], mean[own.quantized :]
-            parcel.codec.payloads.sum_into(payloads, expected, parcel.factor, quantized, full)
+        begin = time.perf_counter()
+        mean = parcel.wide("average", own.coordinates)
+        expected = parcel.frame(own.quantized, own.full)
+        quantized, full = mean[: own.quantized], mean[own.quantized :]
+        parcel.codec.payloads.sum_into(payloads, expected, parcel.factor, quantized, full)
+        parcel.spent("decode_s", begin)
         return mean
 
     def gather(self, parcel: Parcel, mean: torch.Tensor | PayloadError) -> Route:
@@ -148,15 +151,18 @@ class ScatterReduceExchange(Exchange):
             failed = torch.frombuffer(bytearray(FAILED), dtype=torch.uint8)
             sent = OwnedBuffer.copy_of(failed, parcel.device)
         else:
-            with parcel.time("encode_s"):
-                sent = self._encoded_mean(parcel, mean)
+            begin = time.perf_counter()
+            sent = self._encoded_mean(parcel, mean)
+            parcel.spent("encode_s", begin)
 
         averages = yield AllGather(sent)
 
         if isinstance(mean, PayloadError):
             raise mean
-        with parcel.time("decode_s"):
-            return self._decoded(parcel, averages)
+        begin = time.perf_counter()
+        result = self._decoded(parcel, averages)
+        parcel.spent("decode_s", begin)
+        return result
 
     def _encoded_chunks(
         self, parcel: Parcel, flat: torch.Tensor, values: torch.Tensor
@@ -165,7 +171,7 @@ class ScatterReduceExchange(Exchange):
         codec, chunks, used = parcel.codec, self._chunks_of(parcel), 0
         empty = memory = OwnedBuffer(0, flat.device)
         # On the CPU payloads are encoded contiguously, as they are sent; a GPU needs alignment.
-        if flat.is_cpu and not codec.payloads.varies(parcel.quantized):
+        if flat.is_cpu and not codec.varies(parcel.quantized):
             size = sum(codec.payloads.most_length(c.quantized, c.full, flat.dtype) for c in chunks)
             memory = OwnedBuffer(size)
         payloads: dict[int, Encoded] = {}
@@ -192,8 +198,8 @@ class ScatterReduceExchange(Exchange):
             return OwnedBuffer(0, parcel.device)
         second = self._second_stage(parcel.codec)
         quantized, key = second.quantized(own.quantized), parcel.key(self.rank, self.rank, SECOND)
-        flat = parcel.narrowed(mean, own.quantized, self.ranks)
-        return second.payloads.encode(flat, quantized, key, parcel.layout, mean[:quantized]).memory
+        flat, payloads = parcel.narrowed(mean, own.quantized, self.ranks), second.payloads
+        return payloads.encode(flat, quantized, key, parcel.layout, mean[:quantized]).memory
 
     def _decoded(self, parcel: Parcel, averages: Sequence[torch.Tensor]) -> torch.Tensor:
         """Return the whole group, decoded from all owners' averages."""
@@ -204,11 +210,7 @@ class ScatterReduceExchange(Exchange):
         for owner, chunk in enumerate(chunks):
             if not chunk.coordinates:
                 continue
-            if row.head(owner).startswith(FAILED):
-                raise FailedElsewhereError(
-                    f"rank {owner} received a corrupt payload; its own error says more"
-                )
-            payload = row.take(owner)
+            payload = row.take(owner, _check_not_failed)
             if not parcel.is_from(owner, payload.header.key, owner, SECOND):
                 raise PayloadError(f"rank {owner} sent an average of another step or group")
             again = second.quantized(chunk.quantized)
@@ -230,3 +232,11 @@ class ScatterReduceExchange(Exchange):
 
     def _chunks(self, codec: Codec, quantized: int, full: int) -> Sequence[Chunk]:
         return cut(quantized, full, codec.settings.bucket_size, self.ranks)
+
+
+def _check_not_failed(owner: int, head: bytes) -> None:
+    """Raise FailedElsewhereError if ``owner`` has sent FAILED, not an average."""
+    if head.startswith(FAILED):
+        raise FailedElsewhereError(
+            f"rank {owner} received a corrupt payload; its own error says more"
+        )

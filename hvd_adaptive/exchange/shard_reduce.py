@@ -6,6 +6,7 @@ coordinates are those of all shards, in the ranks' order; those in full precisio
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
@@ -33,7 +34,7 @@ class ShardReduce(ScatterReduceExchange):
     def average(self, parcel: Parcel, flat: torch.Tensor, values: torch.Tensor) -> Route:
         """Yield one collective, and return this rank's shard of the average, in float32."""
         payloads, own = parcel.codec.payloads, self._chunks_of(parcel)[self.rank]
-        length_varies = payloads.varies(own.quantized) or parcel.codec.leaves_zeros_out
+        length_varies = parcel.codec.varies(own.quantized) or parcel.codec.leaves_zeros_out
         if length_varies or payloads.is_on_host(parcel.device):
             return self.reduce(parcel, flat, values)
         return self._reduce_known(parcel, flat, values)
@@ -46,20 +47,21 @@ class ShardReduce(ScatterReduceExchange):
         3. Leave the comparison of headers and checksums to ``parcel.unchecked``.
         """
         payloads, own = parcel.codec.payloads, self._chunks_of(parcel)[self.rank]
-        with parcel.time("encode_s"):
-            request = [EqualParts(self._encoded_chunks(parcel, flat, values))]
+        begin = time.perf_counter()
+        request = [EqualParts(self._encoded_chunks(parcel, flat, values))]
+        parcel.spent("encode_s", begin)
         del flat, values
 
         received = yield request.pop()
 
-        with parcel.time("decode_s"):
-            frame = parcel.frame(own.quantized, own.full)
-            keys = [parcel.key(rank, self.rank, FIRST) for rank in range(self.ranks)]
-            headers = [payloads.known_header(frame, key) for key in keys]
-            mean = parcel.wide("average", own.coordinates)
-            sections = mean[: own.quantized], mean[own.quantized :]
-            verify = payloads.sum_known(received, headers, parcel.factor, *sections)
-            parcel.unchecked.append(verify)
+        begin = time.perf_counter()
+        form = payloads.form(parcel.frame(own.quantized, own.full))
+        keys = [parcel.key(rank, self.rank, FIRST) for rank in range(self.ranks)]
+        mean = parcel.wide("average", own.coordinates)
+        sections = mean[: own.quantized], mean[own.quantized :]
+        verify = payloads.sum_known(received, form, keys, parcel.factor, *sections)
+        parcel.unchecked.append(verify)
+        parcel.spent("decode_s", begin)
         return mean
 
     def _chunks(self, codec: Codec, quantized: int, full: int) -> Sequence[Chunk]:

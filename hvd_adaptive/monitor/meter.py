@@ -136,21 +136,14 @@ class StepMeter:
         """
         sums: dict[int, tuple[float, float]] = {}
         for squares, weights, group in self._squares:
-            rows = zip(squares.get().tolist(), weights, strict=True)
-            finite = [(e * w, n * w) for (e, n), w in rows if math.isfinite(e) and math.isfinite(n)]
-            if finite:
-                error, norm = sums.get(group, (0.0, 0.0))
-                sums[group] = (
-                    error + sum(error for error, _ in finite),
-                    norm + sum(norm for _, norm in finite),
-                )
+            error, norm, any_finite = 0.0, 0.0, False
+            for (e, n), weight in zip(squares.get().tolist(), weights, strict=True):
+                if math.isfinite(e) and math.isfinite(n):
+                    error, norm, any_finite = error + e * weight, norm + n * weight, True
+            if any_finite:
+                earlier = sums.get(group, (0.0, 0.0))
+                sums[group] = earlier[0] + error, earlier[1] + norm
         return sums
-
-    def _add_squares(self) -> None:
-        """Add the squares to the figures; their copies were started before the group was sent."""
-        for group, (error, norm) in self.errors().items():
-            self.add("squared_error", error, group)
-            self.add("squared_norm", norm, group)
 
     def clear(self) -> None:
         """Record that no memory is held any more."""
@@ -159,7 +152,9 @@ class StepMeter:
 
     def finish(self) -> None:
         """Complete the step."""
-        self._add_squares()
+        for group, (error, norm) in self.errors().items():
+            self.add("squared_error", error, group)
+            self.add("squared_norm", norm, group)
         self.last, self.last_groups = self.current, self._groups
         self._last_finite = self._finite
         self._restart()

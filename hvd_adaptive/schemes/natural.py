@@ -59,14 +59,11 @@ class NaturalCompression(GradientCompressor):
 
 class _Codec(Codec):
     name = "natural"
+    has_zero = True
 
     @property
     def alphabet(self) -> int:
         return 512
-
-    @property
-    def has_zero(self) -> bool:
-        return True
 
     def codec_settings(self) -> dict[str, Any]:
         return {}

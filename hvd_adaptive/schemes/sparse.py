@@ -66,6 +66,7 @@ class SparseSGD(GradientCompressor):
 
 class _Codec(Codec):
     name = "sparse"
+    has_zero = True
     encodes_on_host = True
 
     def __init__(self, settings: Settings, density: float) -> None:
@@ -75,10 +76,6 @@ class _Codec(Codec):
     @property
     def alphabet(self) -> int:
         return 3
-
-    @property
-    def has_zero(self) -> bool:
-        return True
 
     def codec_settings(self) -> dict[str, Any]:
         return {"density": self.density}

@@ -8,6 +8,7 @@ any lengths.
 
 from __future__ import annotations
 
+import functools
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -73,28 +74,29 @@ class AllGather(Collective):
         check_owned("data", self.data)
 
     def submit(self, world: World, name: str) -> Any:
-        if self._is_direct(world):
-            parts = [self.data] * world.size
-            parts[world.rank] = self.data.part(0, 0)
-            return AllToAll(parts).submit(world, name)
-        return world.allgather(self.data.bytes, name)
+        data = self.data.bytes
+        if not world.sends_directly or not data.is_cpu:
+            return world.allgather(data, name)
+        splits = torch.full((world.size,), self.data.size, dtype=torch.int32, device="cpu")
+        splits[world.rank] = 0
+        others = world.size - 1
+        return world.alltoall(data if others == 1 else data.repeat(others), splits, name)
 
     def receive(self, world: World, handle: Any) -> list[torch.Tensor]:
-        if not self._is_direct(world):
+        if not world.sends_directly or not self.data.bytes.is_cpu:
             return [taken_over(world.synchronize(handle))]
-        received = AllToAll(()).receive(world, handle)
+        data, splits = world.synchronize(handle)
+        received = list(data.split(splits.tolist()))
         received[world.rank] = self.data.bytes
         return received
-
-    def _is_direct(self, world: World) -> bool:
-        return world.sends_directly and self.data.device.type == "cpu"
 
     def waiting(self) -> AllGather:
         return self
 
     def held_bytes(self, world: World) -> int:
         # All ranks' data and this rank's, of which direct sending needs a copy for each other rank.
-        copies = world.size - 1 if self._is_direct(world) else 1
+        direct = world.sends_directly and self.data.bytes.is_cpu
+        copies = world.size - 1 if direct else 1
         return (copies + world.size) * self.data.size
 
     def sent_bytes(self, rank: int, ranks: int) -> int:
@@ -123,9 +125,13 @@ class AllToAll(Collective):
     def __post_init__(self) -> None:
         check_owned("parts", *self.parts)
 
+    @functools.cached_property
+    def sizes(self) -> list[int]:
+        """Return the bytes of each part."""
+        return [part.size for part in self.parts]
+
     def submit(self, world: World, name: str) -> Any:
-        sizes = [part.size for part in self.parts]
-        splits = torch.tensor(sizes, dtype=torch.int32, device="cpu")
+        splits = torch.tensor(self.sizes, dtype=torch.int32, device="cpu")
         return world.alltoall(_joined(self.parts), splits, name)
 
     def receive(self, world: World, handle: Any) -> list[torch.Tensor]:
@@ -133,20 +139,23 @@ class AllToAll(Collective):
         return list(taken_over(data).split(splits.tolist()))
 
     def waiting(self) -> AllToAll:
-        return AllToAll(())
+        return _SENT
 
     def held_bytes(self, world: World) -> int:
         # Either the parts and a copy, if they are not contiguous, or one of both and the result.
-        return 2 * sum(part.size for part in self.parts)
+        return 2 * sum(self.sizes)
 
     def sent_bytes(self, rank: int, ranks: int) -> int:
-        return sum(part.size for r, part in enumerate(self.parts) if r != rank)
+        return sum(self.sizes) - self.sizes[rank]
 
     @staticmethod
     def hand_over(requests: Sequence[AllToAll]) -> list[list[torch.Tensor]]:
         return [
             [request.parts[rank].bytes for request in requests] for rank in range(len(requests))
         ]
+
+
+_SENT = AllToAll(())  # what receives, of any alltoall
 
 
 class EqualParts(AllToAll):
@@ -197,7 +206,7 @@ class Among(Collective):
         return self._spread().submit(world, name)
 
     def receive(self, world: World, handle: Any) -> list[torch.Tensor]:
-        return self._found(AllToAll(()).receive(world, handle))
+        return self._found(_SENT.receive(world, handle))
 
     def waiting(self) -> Among:
         return replace(self, request=self.request.waiting())

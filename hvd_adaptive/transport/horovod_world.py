@@ -1,4 +1,12 @@
-"""Define HorovodWorld, the ranks of a Horovod process set; Horovod is imported at first use."""
+"""Define HorovodWorld, the ranks of a Horovod process set; Horovod is imported at first use.
+
+When a collective ends, Horovod's background thread drops its references to the collective's
+tensors. If only Python refers to a tensor afterwards, or nothing does, PyTorch acquires the GIL to
+update or free the Python object. After a failure, e.g. the death of a rank, the thread does so for
+all collectives in flight while it holds the locks that every new collective needs. A thread that
+submits a collective waits for these locks with the GIL, and both threads wait forever. A view is
+another C++ reference to its tensor, so while views exist, the GIL is not needed (``References``).
+"""
 
 from __future__ import annotations
 
@@ -10,7 +18,6 @@ from typing import Any
 import numpy as np
 import torch
 
-from hvd_adaptive.transport.references import REFERENCES
 from hvd_adaptive.transport.world import MOST_DIRECT, World
 
 _PAUSE = 0.0005
@@ -52,6 +59,52 @@ def horovod() -> Any:
     return hvd
 
 
+def reference(tensor: torch.Tensor) -> torch.Tensor:
+    """Return an object that holds a C++ reference to ``tensor`` itself, not to its memory alone.
+
+    If ``tensor`` is a view, the reference is to the tensor that it is a view of.
+    It is an empty view: ``view_as`` reads the shape twice, and raises an error if Horovod's thread
+    gives an output its size in between.
+    """
+    return tensor.as_strided((0,), (1,), 0)
+
+
+class References:
+    """References to the tensors of collectives that have not ended without error.
+
+    Handles belong to a generation of Horovod, see ``HorovodWorld.generation``: its dict of handles
+    and their tensors. References of failed collectives are dropped with their generation, when
+    Horovod has stopped.
+    """
+
+    def __init__(self) -> None:
+        self._generation: Any = None
+        self._references: dict[Any, list[torch.Tensor]] = {}
+
+    def add(self, generation: Any, handle: Any) -> Any:
+        """Refer to the tensors of a collective that was just submitted, and return its handle."""
+        if generation is not self._generation:
+            self._generation, self._references = generation, {}
+        found, nested = [], [generation[handle]]
+        for part in nested:  # which grows meanwhile
+            if isinstance(part, torch.Tensor):
+                found.append(reference(part))
+            elif isinstance(part, tuple | list):
+                nested += part
+        self._references[handle] = found
+        return handle
+
+    def end(self, handle: Any) -> None:
+        """Drop the references of a collective that has ended without error."""
+        self._references.pop(handle, None)
+
+    def __len__(self) -> int:
+        return len(self._references)
+
+
+REFERENCES = References()
+
+
 def _size(process_set: Any) -> int | None:
     """Return the size of a process set, or None if it was removed or Horovod shut down."""
     try:
@@ -81,16 +134,10 @@ class HorovodWorld(World):
             raise RuntimeError(f"this rank is not a member of {self.process_set}")
         self.size: int = size
         self.rank: int = self.process_set.rank()
+        # Open MPI's allgather of long messages is a ring of size - 1 rounds, each as slow as its
+        # slowest rank; its alltoall sends all messages at once.
+        self.sends_directly = 1 < size <= MOST_DIRECT and self.hvd.mpi_enabled()
         self._generation = self.generation
-
-    @property
-    def sends_directly(self) -> bool:  # type: ignore[override]
-        """Return whether an allgather uses ``hvd.alltoall``, with a copy for each rank.
-
-        Open MPI's allgather of long messages is a ring of size - 1 rounds, each as slow as its
-        slowest rank; its alltoall sends all messages at once.
-        """
-        return 1 < self.size <= MOST_DIRECT and self.hvd.mpi_enabled()
 
     def node(self) -> tuple[int, int]:
         return self.hvd.cross_rank(), self.hvd.local_size()
@@ -124,8 +171,7 @@ class HorovodWorld(World):
         )
 
     def _kept(self, handle: Any) -> Any:
-        REFERENCES.add(self.generation, handle)
-        return handle
+        return REFERENCES.add(self.hvd.mpi_ops._handle_map, handle)
 
     def poll(self, handle: Any) -> bool:
         return self.hvd.poll(handle)

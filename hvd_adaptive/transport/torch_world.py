@@ -109,27 +109,27 @@ class TorchWorld(World):
 
     def gather_equal(self, values: torch.Tensor, name: str) -> torch.Tensor:
         own = values.contiguous().to(self._device)
-        everyone = [torch.empty_like(own) for _ in range(self.size)]
-        dist.all_gather(everyone, own, group=self.group)
-        return torch.stack(everyone).to(values.device)
+        everyone = own.new_empty(self.size, *own.shape)
+        dist.all_gather(list(everyone), own, group=self.group)
+        return everyone.to(values.device)
 
-    def begin_gather(self, values: torch.Tensor) -> tuple[Any, list[torch.Tensor]]:
+    def begin_gather(self, values: torch.Tensor) -> tuple[Any, torch.Tensor]:
         """Start ``gather_equal`` without waiting; ``end_gather`` returns the result."""
         own = from_host(values, self._device)
-        everyone = [torch.empty_like(own) for _ in range(self.size)]
-        return dist.all_gather(everyone, own, group=self.group, async_op=True), everyone
+        everyone = own.new_empty(self.size, *own.shape)
+        return dist.all_gather(list(everyone), own, group=self.group, async_op=True), everyone
 
     @staticmethod
-    def is_gathered(begun: tuple[Any, list[torch.Tensor]]) -> bool:
+    def is_gathered(begun: tuple[Any, torch.Tensor]) -> bool:
         """Return whether ``end_gather`` would not wait for other ranks."""
         return begun[0].is_completed()
 
     @staticmethod
-    def end_gather(begun: tuple[Any, list[torch.Tensor]]) -> torch.Tensor:
+    def end_gather(begun: tuple[Any, torch.Tensor]) -> torch.Tensor:
         """Return the result of ``begin_gather`` on the CPU."""
         work, everyone = begun
         work.wait()
-        return torch.stack(everyone).cpu()
+        return everyone.cpu()
 
     def gather_objects(self, own: Any) -> list[Any]:
         """Return all ranks' objects, which are sent pickled."""
@@ -174,10 +174,31 @@ class TorchWorld(World):
         return not handle.has_rests
 
     def allgather(self, data: torch.Tensor, name: str) -> _Handle:
-        return self._send(name, [data] * self.size, gathers=True)
+        parts = [data] * self.size
+        if name not in self._rooms:
+            self._lengths(name, parts)
+        most = self._rooms[name].max()  # all frames are of one size
+        size = int(most)
+        frame = _frame(data, size, data.numel() > size)
+        frames = list(frame.new_empty(self.size, frame.numel()))
+        work = dist.all_gather(frames, frame, group=self.group, async_op=True)
+        return _Handle(name, parts, most.expand(self.size, self.size), work, frame, frames, True)
 
     def alltoall(self, data: torch.Tensor, splits: torch.Tensor, name: str) -> _Handle:
-        return self._send(name, data.split(splits.tolist()), gathers=False)
+        parts = data.split(splits.tolist())
+        if name not in self._rooms:
+            self._lengths(name, parts)
+        room = self._rooms[name]
+        own = room[self.rank].tolist()
+        pairs = list(zip(parts, own, strict=True))
+        exceeded = any(part.numel() > size for part, size in pairs)
+        sent = torch.cat([_frame(part, size, exceeded) for part, size in pairs])
+        sizes = (HEAD + room[:, self.rank]).tolist()
+        received = sent.new_empty(sum(sizes))
+        work = dist.all_to_all_single(
+            received, sent, sizes, [HEAD + size for size in own], group=self.group, async_op=True
+        )
+        return _Handle(name, parts, room, work, sent, received.split(sizes), False)
 
     def alltoall_equal(self, data: torch.Tensor) -> torch.Tensor:
         received = torch.empty_like(data)
@@ -185,20 +206,17 @@ class TorchWorld(World):
         return received
 
     def synchronize(self, handle: _Handle) -> Any:
-        flight = handle
-        flight.work.wait()
-        flight.read_heads()
-        lengths = flight.lengths
+        handle.work.wait()
+        handle.read_heads()
+        lengths, parts = handle.lengths, []
         assert lengths is not None
-        parts = [
-            frame[HEAD : HEAD + min(length, frame.numel() - HEAD)]
-            for frame, length in zip(flight.frames, lengths.tolist(), strict=True)
-        ]
-        if flight.has_rests:
-            rests = self._exchange_rests(flight)
+        for frame, length in zip(handle.frames, lengths.tolist(), strict=True):
+            parts.append(frame[HEAD : HEAD + length])  # or as much as is there
+        if handle.has_rests:
+            rests = self._exchange_rests(handle)
             parts = [torch.cat(both) for both in zip(parts, rests, strict=True)]
         data = torch.cat(parts)
-        return data if flight.gathers else (data, lengths.to(torch.int32))
+        return data if handle.gathers else (data, lengths.to(torch.int32))
 
     def _node_numbers(self) -> list[int]:
         if self._nodes is None:
@@ -207,27 +225,6 @@ class TorchWorld(World):
             known = list(dict.fromkeys(hosts))
             self._nodes = [known.index(host) for host in hosts]
         return self._nodes
-
-    def _send(self, name: str, parts: Sequence[torch.Tensor], gathers: bool) -> _Handle:
-        if name not in self._rooms:
-            self._lengths(name, parts)
-        room = self._rooms[name]
-        if gathers:  # whose frames are of one size
-            room = room.max().expand(self.size, self.size)
-        own = room[self.rank].tolist()
-        exceeded = int(any(p.numel() > size for p, size in zip(parts, own, strict=True)))
-        if gathers:
-            frame = _frame(parts[0], own[0], exceeded)
-            frames = [torch.empty_like(frame) for _ in range(self.size)]
-            work = dist.all_gather(frames, frame, group=self.group, async_op=True)
-            return _Handle(name, parts, room, work, frame, frames, gathers)
-        sent = torch.cat([_frame(p, size, exceeded) for p, size in zip(parts, own, strict=True)])
-        sizes = (HEAD + room[:, self.rank]).tolist()
-        received = sent.new_empty(sum(sizes))
-        work = dist.all_to_all_single(
-            received, sent, sizes, [HEAD + size for size in own], group=self.group, async_op=True
-        )
-        return _Handle(name, parts, room, work, sent, received.split(sizes), gathers)
 
     def _lengths(self, name: str, parts: Sequence[torch.Tensor]) -> torch.Tensor:
         """Exchange lengths, and enlarge frames accordingly.
@@ -273,7 +270,7 @@ def _group_like(group: dist.ProcessGroup) -> dist.ProcessGroup:
     )
 
 
-def _frame(message: torch.Tensor, room: int, exceeded: int) -> torch.Tensor:
+def _frame(message: torch.Tensor, room: int, exceeded: bool) -> torch.Tensor:
     frame = message.new_zeros(HEAD + room)
     head = torch.tensor([message.numel(), exceeded], device="cpu").view(torch.uint8)
     put(head, frame[:HEAD])

@@ -6,7 +6,6 @@ import pytest
 import torch
 from hostile_buckets import BUCKET, SCHEMES, make
 
-from hvd_adaptive.codec.opening import open_payload
 from hvd_adaptive.coding.payload import read_header
 
 COORDINATES = 3 * BUCKET + 100
@@ -35,7 +34,7 @@ def test_old_contents_of_memory_are_overwritten(name, dtype):
         payloads, expected, 0.5, out[:COORDINATES], out[COORDINATES:]
     )
     bodies = torch.zeros(COORDINATES)
-    opened = [open_payload(scheme.parts.default, payload, expected) for payload in payloads]
+    opened = list(map(scheme.parts.default.payloads.form(expected).open, payloads))
     scheme.parts.default.payloads.add(opened, 0.5, bodies)
     bits = torch.int64 if dtype == torch.float64 else torch.int32
     assert torch.equal(out[:COORDINATES].view(bits), bodies.to(dtype).view(bits))

@@ -28,7 +28,7 @@ import numpy as np
 import torch
 
 from hvd_adaptive.base.errors import RankMismatchError
-from hvd_adaptive.transport.references import reference
+from hvd_adaptive.transport.horovod_world import reference
 
 MODULUS = 1 << 16
 OPPOSED = float(1 << 40)

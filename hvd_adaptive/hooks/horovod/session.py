@@ -22,7 +22,7 @@ from hvd_adaptive.hooks.horovod.owner import find_owner
 from hvd_adaptive.hooks.horovod.placeholder import Placeholders
 from hvd_adaptive.layout import Layout
 from hvd_adaptive.run.driver import Driver
-from hvd_adaptive.transport.references import reference
+from hvd_adaptive.transport.horovod_world import reference
 
 if TYPE_CHECKING:
     from hvd_adaptive.compressor import GradientCompressor

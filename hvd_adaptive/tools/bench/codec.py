@@ -23,6 +23,7 @@ from tqdm import tqdm
 
 import hvd_adaptive
 from hvd_adaptive.changes import keywords_of
+from hvd_adaptive.codec.payloads import Payloads
 from hvd_adaptive.options import Tuning
 from hvd_adaptive.tools.methods import read, written
 
@@ -186,6 +187,7 @@ def without_checksum(codec: Any) -> Any:
     """Return the same codec, tables included, whose payloads carry no checksum."""
     bare = copy.copy(codec)
     bare.settings = replace(codec.settings, tuning=Tuning(checksum=False))
+    bare.payloads = Payloads(bare)
     return bare
 
 

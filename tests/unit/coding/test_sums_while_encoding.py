@@ -8,7 +8,7 @@ import torch
 from scheme_cases import schemes
 
 from hvd_adaptive import Tuning
-from hvd_adaptive.coding.header import CHECKSUM_AT, SIZE
+from hvd_adaptive.coding.header import CHECKSUM_AT, SIZE, body_seed
 from hvd_adaptive.coding.payload import arrived
 from hvd_adaptive.kernels.block_sums import BlockSums
 from hvd_adaptive.kernels.reference import checksum as reference
@@ -33,7 +33,7 @@ def test_a_payload_has_the_checksum_of_its_bytes(name, n, bucket_size):
     for full in (0, min(n - 1, 777)):
         payload = scheme.parts.default.payloads.encode(flat, n - full, 5).bytes
         data = payload.numpy().tobytes()
-        seed = arrived([payload])[0].header.body_seed
+        seed = body_seed(arrived([payload])[0].header.pack())
         words = torch.from_numpy(np.frombuffer(data[SIZE:], "<i4").copy())
         placed = int.from_bytes(data[CHECKSUM_AT : CHECKSUM_AT + 4], "little")
         assert placed == reference.checksum(words, seed) != 0

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from hvd_adaptive.hooks.horovod.placeholder import Placeholders
-from hvd_adaptive.transport.references import References, reference
+from hvd_adaptive.transport.horovod_world import References, reference
 
 
 def test_each_step_begins_with_zeros():

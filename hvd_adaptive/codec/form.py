@@ -1,0 +1,255 @@
+"""Define Form, what all payloads of one frame have in common; encode and open them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+
+from hvd_adaptive import kernels
+from hvd_adaptive.base.device import HostCopy
+from hvd_adaptive.base.errors import PayloadError
+from hvd_adaptive.codec.quantizer import Quantizer
+from hvd_adaptive.coding.header import SIZE, Frame, Header, body_seed
+from hvd_adaptive.coding.owned_buffer import OwnedBuffer
+from hvd_adaptive.coding.payload import (
+    Arrived,
+    Encoded,
+    Payload,
+    checksums,
+    compare_checksums,
+    opened,
+    padded,
+    payload_bytes,
+    read_header,
+    section_of_zeros,
+)
+from hvd_adaptive.coding.zeros import Zeros, runs_in
+from hvd_adaptive.kernels.block_sums import BlockSums
+
+# Header fields that a receiver compares, in the order in which errors name them.
+_CHECKED = (
+    "scheme",
+    "alphabet",
+    "bucket_size",
+    "coding",
+    "settings",
+    "table_version",
+    "table_fingerprint",
+    "coordinates",
+    "full",
+    "dtype",
+    "layout",
+    "zeros",
+)
+
+# A payload, with its header if that has been read.
+Received = torch.Tensor | Arrived
+
+
+@dataclass(frozen=True)
+class Form:
+    """What all payloads of a quantiser, with its current table, of one frame have in common.
+
+    Attributes:
+        quantizer: The quantiser.
+        header: Their header, without key and checksum: that of a payload that leaves no zeros out,
+            whose body is not coded and, if its length varies, has the most bytes.
+        body: Bytes of that body.
+        varies: Whether the bytes of bodies vary.
+        coding: Coding of bodies that are coded.
+        leaves_zeros_out: Whether bodies hold the coordinates that are not zero.
+    """
+
+    quantizer: Quantizer
+    header: Header
+    body: int
+    varies: bool
+    coding: str
+    leaves_zeros_out: bool
+
+    @classmethod
+    def of(cls, quantizer: Quantizer, frame: Frame) -> Form:
+        """Return the form of payloads of ``frame``: numbers of coordinates, dtype and layout."""
+        quantized = frame.coordinates - frame.full
+        body = quantizer.body_bytes(quantized)
+        alphabet, version, fingerprint = quantizer.table_state
+        header = Header(
+            dtype=frame.dtype,
+            coding="fixed",
+            alphabet=alphabet,
+            checksum=0,
+            scheme=quantizer.name,
+            coordinates=frame.coordinates,
+            full=frame.full,
+            bucket_size=quantizer.settings.bucket_size,
+            table_version=version,
+            table_fingerprint=fingerprint,
+            key=0,
+            layout=frame.layout,
+            length=payload_bytes(body, frame.full * frame.dtype.itemsize),
+            settings=quantizer.codec_fingerprint,
+            zeros=0,
+        )
+        coding = "fixed" if quantizer.coder is None else quantizer.settings.coding
+        varies = quantizer.varies(quantized)
+        return cls(quantizer, header, body, varies, coding, quantizer.leaves_zeros_out)
+
+    def encode(
+        self, values: torch.Tensor, full: torch.Tensor, key: int, memory: OwnedBuffer | None
+    ) -> Encoded:
+        """Return a payload.
+
+        Args:
+            values: Coordinates that are quantised, float32.
+            full: Coordinates in full precision.
+            key: Names the random numbers.
+            memory: See ``Payloads.encode``.
+        """
+        quantizer, header, size = self.quantizer, self.header._replace(key=key), self.body
+        zeros = Zeros.of(values) if self.leaves_zeros_out else None
+        section, body = None, None
+        if zeros is not None:
+            section, values = zeros.section(), zeros.others_of(values)
+            size = quantizer.body_bytes(values.numel())
+            header = header._replace(zeros=section.numel())
+        if self.varies if zeros is None else quantizer.varies(values.numel()):
+            body = quantizer._body(values, key)
+            coded = quantizer.coded_body(body, values.numel())
+            if coded is not None:
+                body, header = coded, header._replace(coding=self.coding)
+            size = body.numel()
+        if zeros is not None or body is not None:
+            length = payload_bytes(size, full.numel() * full.itemsize, header.zeros)
+            header = header._replace(length=length)
+        if memory is None or memory.size < header.length:
+            memory = OwnedBuffer(header.length, values.device)
+        elif memory.size > header.length:
+            memory = memory.part(0, header.length)
+        runs, data = None if zeros is None else zeros.runs, memory.bytes
+        payload = Encoded(header, data, data[SIZE : SIZE + size], runs, memory=memory)
+        if section is not None:
+            payload.zeros.copy_(section)
+        if full.numel():
+            payload.full.copy_(full)
+        self._fill(payload, values, body)
+        return payload
+
+    def _fill(self, payload: Encoded, values: torch.Tensor, body: torch.Tensor | None) -> None:
+        """Write the body, which is encoded from ``values`` if it is None, padding and header."""
+        sums, data, header = None, payload.bytes, payload.header
+        if body is None:
+            sums = self.quantizer.encode_body(values, payload.body, header.key)
+        else:
+            payload.body.copy_(body)
+        known = isinstance(sums, BlockSums) and sums.size == payload.body.numel()
+        end = SIZE + payload.body.numel()
+        if unused := -end % 8:
+            data[end : end + unused] = 0
+        if unused := -header.full * header.dtype.itemsize % 8:
+            data[-unused:] = 0
+        packed, checks = header.pack(), self.quantizer.settings.tuning.checksum
+        seal = kernels.for_device(data.device, "checksum").seal
+        seal(data, packed, body_seed(packed) if checks else None, sums if known else None)
+
+    def open(self, payload: Received) -> Payload:
+        """Return a received payload after its header is checked, but not yet its checksum.
+
+        Raises:
+            PayloadError: It differs in coordinates, dtype or layout, or does not fit the quantiser.
+        """
+        if isinstance(payload, torch.Tensor):
+            payload = Arrived(read_header(payload), payload)
+        header, data = payload
+        own = self.header._replace(key=header.key, checksum=header.checksum)
+        if header == own and not self.varies:
+            return opened(data, header, self.body)
+        own = own._replace(
+            length=header.length,
+            coding=header.coding if header.coding == "fixed" else self.coding,
+            zeros=header.zeros if self.leaves_zeros_out else 0,
+        )
+        if header != own:
+            raise PayloadError(_difference(self.quantizer, header, own, self.coding))
+        quantized = header.coordinates - header.full
+        runs = runs_in(section_of_zeros(data, header), quantized)
+        inside = quantized if runs is None else runs.others
+        return opened(data, header, body_length(self.quantizer, header, inside), runs)
+
+    def arrived(self, head: bytes, own: Payload, rank: int) -> Arrived:
+        """Return a payload with the header that ``rank`` sent.
+
+        Args:
+            head: The payload's first bytes.
+            own: The payload with the header that it must have, without a checksum.
+            rank: The rank.
+
+        Raises:
+            PayloadError: It has another header.
+        """
+        found = Header.unpack(head, own.header.length)
+        if found._replace(checksum=0) == own.header:
+            return Arrived(found, own.bytes)
+        if all(getattr(found, field) == getattr(own.header, field) for field in _CHECKED):
+            raise PayloadError(f"rank {rank} sent a payload of another step, group or chunk")
+        raise PayloadError(_difference(self.quantizer, found, own.header, own.header.coding))
+
+    def open_all(self, received: Sequence[Received]) -> tuple[list[Payload], HostCopy | None]:
+        """Return what ``open`` returns, and checksums that a GPU computes.
+
+        The caller compares these (``compare_checksums``). On the CPU they are compared here.
+        """
+        payloads = list(map(self.open, received))
+        if not self.quantizer.settings.tuning.checksum:
+            return payloads, None
+        found = checksums(payloads)
+        if isinstance(found, HostCopy):
+            return payloads, found
+        compare_checksums(found, payloads)
+        return payloads, None
+
+
+def body_length(quantizer: Quantizer, header: Header, quantized: int) -> int:
+    """Return the bytes of a payload's body, with its padding if the length varies.
+
+    Args:
+        quantizer: The quantiser.
+        header: The payload's.
+        quantized: Number of coordinates in the body.
+
+    Raises:
+        PayloadError: No body of this number of coordinates has this length.
+    """
+    if header.coding == "fixed":
+        most, least = quantizer.body_bytes(quantized), quantizer.least_body_bytes(quantized)
+        if least == most:
+            return most
+    else:
+        most = padded(quantizer.body_bytes(quantized)) - 8
+        least = quantizer.least_coded_bytes(quantized)
+    full = header.full * header.dtype.itemsize
+    size = header.length - payload_bytes(0, full, header.zeros)
+    if size % 8 or not padded(least) <= size <= padded(most):
+        raise PayloadError(
+            f"payload has {header.length} bytes according to its header; its body of "
+            f"{quantized} coordinates would have {size}, not {least} to {most}"
+        )
+    return size
+
+
+def _difference(quantizer: Quantizer, header: Header, own: Header, known: str) -> str:
+    """Return an error message that names the first difference."""
+    field = next(f for f in _CHECKED if getattr(header, f) != getattr(own, f))
+    if field == "coding":
+        return f"payload has coding {header.coding!r}, this compressor {known!r}"
+    if field == "zeros":
+        return "payload leaves zeros out (keep_zeros=True), and this compressor does not"
+    if field == "settings":
+        settings = quantizer.codec_settings().items()
+        listed = ", ".join(f"{name}={value!r}" for name, value in settings)
+        return f"payload was encoded with other settings than {listed}"
+    return (
+        f"payload has {field.replace('_', ' ')} {getattr(header, field)}, "
+        f"this compressor {getattr(own, field)}"
+    )
