@@ -64,10 +64,10 @@ class RoundedZeros:
             return
         listed = [f"{name!r} ({share:.0%})" for name, share in notable.items()]
         logger.warning(
-            "most coordinates of these gradients are exactly zero, and this scheme rounds zeros to other "
-            "numbers, so that unused rows of an embedding move: %s%s; construct the compressor "
-            "with keep_zeros=True, which keeps zeros, or with parameter_bits={%s}, which sends "
-            "these gradients in full precision",
+            "most coordinates of these gradients are exactly zero, and this scheme rounds zeros "
+            "to other numbers, so that unused rows of an embedding move: %s%s; construct the "
+            "compressor with keep_zeros=True, which keeps zeros, or with parameter_bits={%s}, "
+            "which sends these gradients in full precision",
             ", ".join(listed[:NAMED]),
             f" and {len(listed) - NAMED} more" if len(listed) > NAMED else "",
             ", ".join(f"{name!r}: None" for name in list(notable)[:NAMED]),
