@@ -119,6 +119,7 @@ def test_a_step_by_the_printed_formula(measured, capsys, exchange, label, ranks,
     first, second = re.findall(rf"│ {re.escape(label)} .*\n.*$", told, re.MULTILINE)[0].split("\n")
     assert exchange in second
     printed = numbers(first.replace(label, ""))[:5]
+    assert max(map(len, told.splitlines())) <= 80
     assert by_hand(told, exchange) == pytest.approx(printed, rel=5e-3, abs=0.06)
     assert "recommended: ALQ(bits=3, exchange='scatter_reduce')" in told
 

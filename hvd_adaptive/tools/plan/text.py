@@ -54,10 +54,10 @@ def explained(job: Job, machine: Machine) -> str:
     sent = {
         "ring": f"4 (float16: 2) * 2 * {part}",
         "allgather": f"bits/8 * {ranks - 1}",
-        "scatter_reduce": f"(bits + averages' bits)/8 * {part}",
+        "scatter_reduce": f"(bits + second)/8 * {part}",
     }
     exchanges = "\n".join(
-        f"        {name}: {sent[name]} bytes, link {1e9 * link_s:.4g} ns, {messages} messages"
+        f"        {name}: {sent[name]}, link {1e9 * link_s:.4g} ns, {messages} messages"
         for name, (messages, link_s) in links(job, machine.launcher).items()
     )
     codecs = "\n".join(
@@ -78,7 +78,7 @@ wire  = MB * (link + {1e9 * machine.copy_s:.4g} ns to copy / {share})
 codec = numbers * ns / {share}
         allgather: encode + {ranks} * decode
         scatter_reduce: encode + decode + averages
-        bits, ns to encode, to decode; bits of averages, ns of averages:
+        bits, ns to encode, to decode; second: bits of averages, ns of averages:
 {codecs}
 calls = tensors * {1e6 * machine.stock_call_s:.4g} us, with a scheme \
 {1e6 * machine.scheme_call_s:.4g} us / {share}
