@@ -46,7 +46,7 @@ def register(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> N
     size = parser.add_mutually_exclusive_group(required=True)
     size.add_argument("--model", choices=MODELS, metavar="NAME", help=", ".join(MODELS))
     size.add_argument("--params", type=output.whole(1), metavar="N", help="number of parameters")
-    add("--tensors", type=output.whole(1), metavar="N", help="their number (default: the model's)")
+    add("--tensors", type=output.whole(1), metavar="N", help="tensors (default: the model's)")
     add("--ranks", type=output.whole(2), metavar="N", required=True, help="number of ranks")
     shared = "ranks per host (default 1); they share one link"
     add("--ranks-per-host", type=output.whole(1), metavar="N", default=1, help=shared)
