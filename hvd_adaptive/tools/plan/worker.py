@@ -29,10 +29,10 @@ def main() -> None:
     """Compile kernels on both ranks, measure steps on both, then codecs on the first."""
     texts, ranks = json.loads(sys.argv[1])
     schemes = [method for method in parse(texts) if method.is_scheme]
-    # Each kernel is compiled once: ranks begin with different schemes, and load the others'. Before
-    # Horovod starts, as its thread would take time from compilers.
-    place = int(next((os.environ[name] for name in LOCAL_RANK if name in os.environ), "0"))
-    for method in schemes[place:] + schemes[:place]:
+    # Each kernel is compiled once: the second rank begins at the end, and the first loads what is
+    # there. Before Horovod starts, as its thread would take time from compilers.
+    is_first = all(os.environ.get(name, "0") == "0" for name in LOCAL_RANK)
+    for method in schemes if is_first else schemes[:0:-1] or schemes:
         codec(method, ranks, 1 << 17, 1)
 
     import horovod.torch as hvd
