@@ -89,7 +89,9 @@ def tell(what: str) -> None:
 def constants(args: argparse.Namespace, hosts: int) -> Machine:
     """Return the constants for a number of hosts."""
     tell(f"constants for {hosts} hosts of {args.ranks_per_host} ranks")
-    return measuring.measure(args.schemes, hosts * args.ranks_per_host, args.launcher)
+    ranks = hosts * args.ranks_per_host
+    with measuring.started(args.schemes, ranks, args.launcher) as finish:
+        return finish()
 
 
 def kept_in(args: argparse.Namespace, name: str) -> Path | None:

@@ -53,11 +53,16 @@ class ResidualError(RuntimeError):
 
 
 class WarnOnce:
-    """Logger of a first message as a warning, and of all later ones at level DEBUG."""
+    """Logger of a first message as a warning, and of all later ones at level DEBUG.
 
-    def __init__(self, logger: logging.Logger) -> None:
+    Args:
+        logger: The logger.
+        is_heard: Whether the first message is a warning, too; False on ranks that would repeat it.
+    """
+
+    def __init__(self, logger: logging.Logger, is_heard: bool = True) -> None:
         self._logger = logger
-        self._warned = False
+        self._warned = not is_heard
 
     def __call__(self, message: str, *args: Any) -> None:
         self._logger.log(logging.DEBUG if self._warned else logging.WARNING, message, *args)

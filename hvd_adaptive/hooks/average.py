@@ -20,6 +20,9 @@ import torch.distributed as dist
 from hvd_adaptive.compressor import GradientCompressor, check_compressor
 from hvd_adaptive.hooks.list_session import Averaging, ListSession
 from hvd_adaptive.hooks.lists import checked
+from hvd_adaptive.hooks.thrown_away import ThrownAway
+
+_thrown_away = ThrownAway()
 
 
 @overload
@@ -129,11 +132,13 @@ def _session_of(compressor: Any, group: Any) -> ListSession:
             raise ValueError(
                 f"group={group!r}: the compressor serves another group; construct one for each"
             )
+        _thrown_away.goes_on()
         return connection
     if connection is not None:
         raise ValueError("compressor: already serves an optimizer or a model; create another")
     _check_ranks(group)
     compressor._training.connection = session = ListSession(compressor, group)
+    _thrown_away.begins(session)
     return session
 
 

@@ -2,15 +2,26 @@
 
 from __future__ import annotations
 
+import os
 from typing import TYPE_CHECKING, Any, ClassVar, cast
 
 import torch
+import torch.distributed as dist
 
 if TYPE_CHECKING:
     from hvd_adaptive.compressor import GradientCompressor
     from hvd_adaptive.connection import Connection
     from hvd_adaptive.layout import Layout
     from hvd_adaptive.run.rank_context import RankContext
+
+
+def is_first_rank(group: Any = None) -> bool:
+    """Return whether this process is the first rank of ``group``, or of torchrun's ranks if
+    torch.distributed is not running; True if there are no ranks.
+    """
+    if dist.is_available() and dist.is_initialized():
+        return dist.get_rank(group) == 0
+    return os.environ.get("RANK", "0") == "0"
 
 
 class Connected:

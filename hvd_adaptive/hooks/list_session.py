@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import itertools
+import logging
 from collections.abc import Sequence
 from typing import Any
 
@@ -21,9 +22,13 @@ from hvd_adaptive.layout import Layout, Member, build_layout
 from hvd_adaptive.run.agreement import compare_settings
 from hvd_adaptive.run.ordered_drive import OrderedDriver
 from hvd_adaptive.run.rank_context import RankContext
+from hvd_adaptive.run.worker import FIND_IT, warning_of_stall
 
 Tensors = list["torch.Tensor | None"]
 
+logger = logging.getLogger("hvd_adaptive")
+
+LATE = "rank %d still waits for other ranks to call average()\n%s"
 _numbers = itertools.count()
 
 
@@ -150,7 +155,8 @@ class ListSession(ApartFromHorovod):
             tensors = [None if tensor is None else _copy(tensor) for tensor in tensors]
         if world is None:
             return list(tensors)
-        self._lists.compare(world, tensors, needed or [False] * len(tensors))
+        with warning_of_stall(functools.partial(logger.warning, LATE, world.rank, FIND_IT)):
+            self._lists.compare(world, tensors, needed or [False] * len(tensors))
         present = self._lists.present
         if not any(present):
             return list(tensors)

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import contextlib
+import functools
 import logging
-import threading
 import zlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -15,7 +14,7 @@ import torch
 from hvd_adaptive.base.errors import RankMismatchError
 from hvd_adaptive.run.description import format_ranks
 from hvd_adaptive.run.replicas import differences
-from hvd_adaptive.run.worker import STALL
+from hvd_adaptive.run.worker import warning_of_stall
 
 if TYPE_CHECKING:
     from hvd_adaptive.transport.horovod_rounds import HorovodRounds
@@ -23,6 +22,10 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("hvd_adaptive")
 
+LATE = (
+    "LocalSGD: rank %d still waits for other ranks to end round %d: every rank must call step() "
+    "equally often, and skip() where it takes no step; a rank that logs no such line is late"
+)
 ALIKE = (
     "LocalSGD: all ranks have moved their parameters in the same way: gradients are averaged at "
     "every step already (by DistributedDataParallel, as in a Trainer and after "
@@ -106,7 +109,7 @@ def agree(world: TorchWorld | HorovodRounds | None, own: TrainingPosition) -> Ag
                 "LocalSGD: ranks have changed; give it to hvd.elastic.TorchState(optimizer=...)"
             )
         rank = world.rank
-        with _warning_of_stall(own.round):
+        with warning_of_stall(functools.partial(logger.warning, LATE, rank, own.round)):
             gathered = world.gather_equal(torch.tensor(everyone[0], device="cpu"), "round")
         everyone = gathered.tolist()
     settings, kinds, rounds, starts, moved, finished, broken, reached = zip(*everyone, strict=True)
@@ -169,23 +172,3 @@ def _different_starts(
         f"ranks began with different parameters{first}: broadcast the first rank's before LocalSGD "
         "is constructed, and load states on all ranks or on none"
     )
-
-
-@contextlib.contextmanager
-def _warning_of_stall(number: int) -> Iterator[None]:
-    """Log a warning if other ranks do not end a round, too."""
-    timer = threading.Timer(
-        STALL,
-        logger.warning,
-        (
-            "LocalSGD: still waiting for other ranks to end round %d: every rank must call step() "
-            "equally often, and skip() where it takes no step",
-            number,
-        ),
-    )
-    timer.daemon = True
-    timer.start()
-    try:
-        yield
-    finally:
-        timer.cancel()

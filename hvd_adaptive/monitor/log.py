@@ -52,9 +52,7 @@ def read_logs(path: Path) -> list[Log]:
         LogError: There is no log, or no finished step.
     """
     files = sorted(path.glob(f"*{SUFFIX}")) if path.is_dir() else [path]
-    if not files or not path.exists():
-        if not path.exists():
-            raise LogError(f"{path}: there is no such file or folder")
+    if not files:
         raise LogError(f"{path}: no *{SUFFIX} of a hvd_adaptive.Monitor found")
     found: dict[tuple[str, int, int], Log] = {}
     for file in files:

@@ -27,7 +27,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from hvd_adaptive.run.drive import Drive
-from hvd_adaptive.run.worker import Worker
+from hvd_adaptive.run.worker import FIND_IT, Worker
 
 if TYPE_CHECKING:
     from hvd_adaptive.compressor import GradientCompressor
@@ -82,7 +82,8 @@ class Driver:
         self.compressor._training.meter.add("arrival_s", time.perf_counter() - drive.begun)
         drive.flushed = True
         if drive.worker is not None:
-            self._worker.wait_for(drive.over, self._warn_of_stall)
+            warn = functools.partial(self.warn_of_stall, drive.binding.world.rank)
+            self._worker.wait_for(drive.over, warn)
         else:
             drive.complete()
         if drive.error is not None:
@@ -121,8 +122,10 @@ class Driver:
         drive = self.drive
         return "" if drive is None or drive.step is None else drive.step.describe()
 
-    def _warn_of_stall(self) -> None:
-        logger.warning("still waiting for other ranks: %s", self.describe())
+    def warn_of_stall(self, rank: int) -> None:
+        """Log that ``rank``, this one, waits for others, for what, and how to find them."""
+        waits = self.describe() or "it has sent nothing yet"
+        logger.warning("rank %d still waits for other ranks: %s\n%s", rank, waits, FIND_IT)
 
     def _known(self) -> Any:
         if self.drive is None:

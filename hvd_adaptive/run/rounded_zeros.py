@@ -1,4 +1,8 @@
-"""Warn, once, of gradients whose exact zeros are rounded to other numbers."""
+"""Warn, once, of gradients that are mostly zero, and whose zeros are rounded to other numbers.
+
+So are those of embeddings, whose unused rows then move. Fewer zeros are usual and harmless: units
+that are inactive for one batch have them, and pixels that are black in all images.
+"""
 
 from __future__ import annotations
 
@@ -13,8 +17,8 @@ from hvd_adaptive.layout import Group, Member
 
 logger = logging.getLogger("hvd_adaptive")
 
-# Of a parameter's gradient; names in the warning.
-NOTABLE, NAMED = 0.01, 3
+# Of a parameter's gradient, more than is zero behind ReLUs and black pixels; names in the warning.
+NOTABLE, NAMED = 0.75, 3
 
 
 class RoundedZeros:
@@ -40,7 +44,7 @@ class RoundedZeros:
                 self._found.append((piece.slot, size, HostCopy(inside.count_nonzero())))
 
     def tell(self, members: Sequence[Member], absent: Collection[int] = ()) -> None:
-        """Warn of parameters of which notable parts are zero.
+        """Warn of parameters whose gradients are mostly zero.
 
         Args:
             members: The members of the layout.
@@ -60,9 +64,10 @@ class RoundedZeros:
             return
         listed = [f"{name!r} ({share:.0%})" for name, share in notable.items()]
         logger.warning(
-            "parts of these gradients are exactly zero, and this scheme rounds zeros to other "
-            "numbers, so that parameters move that should not: %s%s; keep_zeros=True keeps zeros, "
-            "and parameter_bits={%s} sends such gradients in full precision",
+            "most coordinates of these gradients are exactly zero, and this scheme rounds zeros "
+            "to other numbers, so that unused rows of an embedding move: %s%s; construct the "
+            "compressor with keep_zeros=True, which keeps zeros, or with parameter_bits={%s}, "
+            "which sends these gradients in full precision",
             ", ".join(listed[:NAMED]),
             f" and {len(listed) - NAMED} more" if len(listed) > NAMED else "",
             ", ".join(f"{name!r}: None" for name in list(notable)[:NAMED]),

@@ -15,11 +15,12 @@ sleeps.
 from __future__ import annotations
 
 import atexit
+import contextlib
 import os
 import sys
 import threading
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Protocol
 
 import torch
@@ -31,6 +32,12 @@ PAUSE = 0.001
 NICENESS = 10
 # Seconds of a wait after which a warning is logged, and again after as many.
 STALL = 60.0
+# No rank knows which one is missing: a collective of torch.distributed does not say it.
+FIND_IT = (
+    "a rank that logs no such line has not come this far, or has stopped: `py-spy dump --pid PID` "
+    "on its machine shows where; if every rank logs one, the rank that lacks a collective which "
+    "others list is behind"
+)
 
 
 class Work(Protocol):
@@ -92,6 +99,22 @@ class Worker:
         """Do what can be done now; see ``Work.advance``."""
         step = None if self._stopped else self._find()
         return None if step is None else step.advance()
+
+
+@contextlib.contextmanager
+def warning_of_stall(warn: Callable[[], None]) -> Iterator[None]:
+    """Call ``warn`` in a thread every STALL seconds while what is inside waits for other ranks."""
+    over = threading.Event()
+
+    def watch() -> None:
+        while not over.wait(STALL):
+            warn()
+
+    threading.Thread(target=watch, name="hvd_adaptive.stall", daemon=True).start()
+    try:
+        yield
+    finally:
+        over.set()
 
 
 def _run(find_worker: weakref.ref[Worker], wake: threading.Event) -> None:

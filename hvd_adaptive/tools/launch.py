@@ -109,20 +109,38 @@ class Ranks:
 
 
 def run_ranks(module: str, argument: Any, ranks: Ranks, seconds: float) -> list[Any]:
-    """Run ``python -m module ARGUMENT`` (JSON) on each rank.
-
-    Returns:
-        The ranks' results (``send_result``), in any order.
+    """Run ``python -m module ARGUMENT`` (JSON) on each rank, and return the ranks' ``results``.
 
     Raises:
         RanksError: the launcher is missing, a rank fails, or ``seconds`` have passed.
     """
+    return results(start_ranks(module, argument, ranks, seconds))
+
+
+def start_ranks(module: str, argument: Any, ranks: Ranks, seconds: float) -> Job:
+    """Start ``python -m module ARGUMENT`` (JSON) on each rank.
+
+    Raises:
+        RanksError: the launcher is missing.
+    """
     command = ranks.command([sys.executable, "-m", module, json.dumps(argument)])
-    job = Job(command, seconds, environment=ranks.environment())
+    return Job(command, seconds, environment=ranks.environment())
+
+
+def results(job: Job) -> list[Any]:
+    """Wait for ranks, and return what they have sent (``send_result``), in any order.
+
+    Raises:
+        RanksError: a rank fails, or the job's seconds have passed.
+    """
     code = job.wait()
     if code != 0:
-        how = f"did not end within {seconds:.0f} s" if code is None else f"ended with status {code}"
-        raise RanksError(f"{Path(command[0]).name} {how}", job.text())
+        how = (
+            f"did not end within {job.seconds:.0f} s"
+            if code is None
+            else f"ended with status {code}"
+        )
+        raise RanksError(f"{Path(job.command[0]).name} {how}", job.text())
     # horovodrun writes "[1,0]<stdout>:" before each line.
     lines = (line.partition(MARK) for line in job.text().splitlines())
     return [json.loads(result) for _, mark, result in lines if mark]

@@ -48,7 +48,7 @@ class Job:
         self._output: IO[bytes] = (
             tempfile.TemporaryFile() if output is None else output.open("w+b")  # noqa: SIM115
         )
-        self.command = list(command)
+        self.command, self.seconds = list(command), seconds
         self.deadline = time.monotonic() + seconds
         try:
             self.process = subprocess.Popen(

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import json
 import math
 import re
-from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
+import subprocess
+import sys
+from dataclasses import asdict, replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -20,7 +23,8 @@ from hvd_adaptive.tools import launch
 from hvd_adaptive.tools.bench.gradients import heavy_tailed
 from hvd_adaptive.tools.bench.models import MODELS, shapes
 from hvd_adaptive.tools.cli import main
-from hvd_adaptive.tools.plan import command, measure
+from hvd_adaptive.tools.methods import parse
+from hvd_adaptive.tools.plan import command, measure, worker
 from hvd_adaptive.tools.plan.command import bandwidth
 from hvd_adaptive.tools.plan.model import Cost
 
@@ -38,16 +42,33 @@ def measured(monkeypatch):
     """Nothing is: constants are made up."""
     codec = Cost("ALQ(bits=3)", 2.82, 4e-9, 1e-9, 0.2, second_bits=5.0, second_s=3e-9)
     own = machine(codec, copy_s=1e-9, stock_call_s=1e-4, scheme_call_s=3e-4)
-    monkeypatch.setattr(
-        measure, "measure", lambda schemes, ranks, launcher: replace(own, launcher=launcher)
-    )
+
+    @contextlib.contextmanager
+    def started(texts, ranks, launcher):
+        yield lambda: replace(own, launcher=launcher)
+
+    monkeypatch.setattr(measure, "started", started)
 
 
 @pytest.fixture
-def codecs(monkeypatch):
-    """Cost nothing, and need no process to compile them."""
-    monkeypatch.setattr(measure, "ProcessPoolExecutor", ThreadPoolExecutor)
-    monkeypatch.setattr(measure, "codec", lambda method, *_, **__: Cost(method, 3.0, 0.0, 0.0, 0.1))
+def ranks(monkeypatch):
+    """Ranks that are played: what they were started with, what happened, what they find."""
+    ranks = SimpleNamespace(given=None, happened=[], found=None)
+    job = SimpleNamespace(end=lambda: ranks.happened.append("ended"))
+
+    def start_ranks(module, argument, two, seconds):
+        ranks.given = argument
+        return job
+
+    def results(job):
+        ranks.happened.append("read")
+        if isinstance(ranks.found, Exception):
+            raise ranks.found
+        return [ranks.found]
+
+    monkeypatch.setattr(measure, "start_ranks", start_ranks)
+    monkeypatch.setattr(measure, "results", results)
+    return ranks
 
 
 def numbers(text: str) -> list[float]:
@@ -98,30 +119,57 @@ def test_a_step_by_the_printed_formula(measured, capsys, exchange, label, ranks,
     first, second = re.findall(rf"│ {re.escape(label)} .*\n.*$", told, re.MULTILINE)[0].split("\n")
     assert exchange in second
     printed = numbers(first.replace(label, ""))[:5]
+    assert max(map(len, told.splitlines())) <= 80
     assert by_hand(told, exchange) == pytest.approx(printed, rel=5e-3, abs=0.06)
     assert "recommended: ALQ(bits=3, exchange='scatter_reduce')" in told
 
 
-def test_a_line_comes_before_it_measures(codecs, monkeypatch, capsys):
-    """So that nobody waits without a word; constants are those of ranks and of codecs."""
-    told = []
-
-    def ranks(*args):
-        told.append(capsys.readouterr().err)
-        return [{"small": 2e-3, "large": 0.102, "scheme": 6e-3}]
-
-    monkeypatch.setattr(measure, "run_ranks", ranks)
-    monkeypatch.setattr(measure.os, "sched_getaffinity", lambda _: {0, 1})
-    assert main([*COMMAND, "--methods", "ALQ(bits=3)", "EDEN(bits=2)", "--json"]) == 0
+def test_a_line_comes_before_it_measures(ranks, capsys):
+    """So that nobody waits without a word; constants are what ranks have found."""
+    costs = [asdict(Cost(name, 3.0, 0.0, 0.0, 0.1)) for name in ("ALQ(bits=3)", "EDEN(bits=2)")]
+    found = {"copy_s": 1e-9, "stock_call_s": 2e-5, "scheme_call_s": 6e-5, "codecs": costs}
+    ranks.found = dict(found)
+    assert main([*COMMAND, "--json"]) == 0
+    assert ranks.given == [["ALQ(bits=3)", "EDEN(bits=2)"], 4]
+    assert ranks.happened == ["read", "ended"]
+    told = capsys.readouterr()
     # A ring of 4 ranks: 6/4 of 11,689,512 numbers, at 0.55 of the link, and 6 messages.
     float32 = 1.5 * 4 * 11_689_512 / (0.55 * 125e6) + 6 * 50e-6
     alone = f"float16 {1e3 * 0.51:.3g} ms by ring, float32 {float32:.3g} s by ring"
-    assert f"on the link alone: {alone}" in told[0]
-    own = json.loads(capsys.readouterr().out)["machine"]
+    assert f"on the link alone: {alone}" in told.err
+    own = json.loads(told.out)["machine"]
+    assert own.pop("launcher") in launch.LAUNCHERS and own == found
+
+
+def test_nothing_is_measured_before_that_line(ranks, monkeypatch, capsys):
+    def results(job):
+        assert "on the link alone" in capsys.readouterr().err
+        raise launch.RanksError("enough")
+
+    monkeypatch.setattr(measure, "results", results)
+    assert main(COMMAND) == 1 and "error: enough" in capsys.readouterr().err
+
+
+def test_started_imports_no_torch():
+    """So that ranks, which need seconds for it, import it at the same time."""
+    code = (
+        "import sys; from hvd_adaptive.tools.plan import measure; assert 'torch' not in sys.modules"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
+
+
+@pytest.mark.parametrize(("cores", "share"), [(1, 0.5), (2, 1.0), (9, 1.0)])
+def test_constants_of_steps(cores, share):
+    steps = {"small": [9.0, 2e-3], "large": [0.102, 9.0], "scheme": [6e-3]}
     # 100 tensors take 2 and 6 ms; 4,192,704 more numbers of 4 bytes 0.1 s.
-    assert own["copy_s"] == pytest.approx(0.1 / (4 * 4_192_704))
-    assert (own["stock_call_s"], own["scheme_call_s"]) == pytest.approx((2e-5, 6e-5))
-    assert [codec["label"] for codec in own["codecs"]] == ["ALQ(bits=3)", "EDEN(bits=2)"]
+    assert worker.constants(steps, cores) == pytest.approx(
+        {
+            "copy_s": share * 0.1 / (4 * 4_192_704),
+            "stock_call_s": share * 2e-5,
+            "scheme_call_s": share * 6e-5,
+        }
+    )
+    assert worker.constants(steps | {"large": [1e-3]}, cores)["copy_s"] == 0.0
 
 
 def test_command_without_horovod(monkeypatch, capsys):
@@ -160,12 +208,12 @@ def test_json_has_every_exchange(measured, capsys):
     ],
     ids=lambda value: value[-1] if isinstance(value, list) else "",
 )
-def test_command_refuses_at_once(changed, message, capsys, monkeypatch):
-    monkeypatch.setattr(measure, "measure", lambda *args: pytest.fail("it measures"))
+def test_command_refuses_at_once(changed, message, capsys, ranks):
     with pytest.raises(SystemExit) as ended:
         main([*COMMAND, *changed])
     assert ended.value.code == 2
     assert message in " ".join(capsys.readouterr().err.split())
+    assert ranks.happened == ([] if ranks.given is None else ["ended"])
 
 
 def test_help_fits_80_columns(capsys, monkeypatch):
@@ -178,11 +226,8 @@ def test_help_fits_80_columns(capsys, monkeypatch):
     assert options >= {"--ranks", "--bandwidth", "--methods"} and "--constants" not in told
 
 
-def test_command_where_ranks_cannot_start(codecs, monkeypatch, capsys):
-    def fails(*args):
-        raise launch.RanksError("mpirun ended with status 1", "attempt to run as root")
-
-    monkeypatch.setattr(measure, "run_ranks", fails)
+def test_command_where_ranks_cannot_start(ranks, capsys):
+    ranks.found = launch.RanksError("mpirun ended with status 1", "attempt to run as root")
     assert main(["plan", "--params", "5", "--ranks", "4", "--bandwidth", "1gbit"]) == 1
     told = " ".join(capsys.readouterr().err.split())
     assert "OMPI_ALLOW_RUN_AS_ROOT=1" in told and "hvd-adaptive doctor" in told
@@ -223,7 +268,8 @@ def test_made_up_tensors(tensors, more):
 
 def test_constants_of_a_codec():
     """Bits and error are those of payloads; of 8 bits a second stage has 8."""
-    found = measure.codec("QSGD(bits=8, norm='linf')", 4, 1 << 17, 3)
+    (method,) = parse(["QSGD(bits=8, norm='linf')"])
+    found = worker.codec(method, 4, 1 << 17, 3)
     # 255 levels take four codes in 32 bits, a bucket's scale 32 more.
     assert (found.bits, found.second_bits) == pytest.approx((8 + 32 / 8192,) * 2)
     gradient = heavy_tailed((1 << 17,), torch.Generator().manual_seed(0))

@@ -42,7 +42,7 @@ def played(monkeypatch):
 
     monkeypatch.setattr(kept, "measure", measure)
     monkeypatch.setattr(kept, "Hosts", lambda hosts, rate: contextlib.nullcontext())
-    monkeypatch.setattr(plan_check.measuring, "measure", constants)
+    monkeypatch.setattr(plan_check, "constants", lambda args, hosts: constants(args.schemes))
     monkeypatch.setattr(plan_check, "check_programs", lambda backends: None)
     monkeypatch.setattr(plan_check.signal, "signal", lambda *handler: None)
     return asked, failing, times

@@ -12,13 +12,14 @@ import torch.distributed as dist
 
 from hvd_adaptive.base.errors import RankMismatchError, WarnOnce
 from hvd_adaptive.changes import begin_step
-from hvd_adaptive.hooks.connected import ApartFromHorovod
+from hvd_adaptive.hooks.connected import ApartFromHorovod, is_first_rank
 from hvd_adaptive.hooks.ddp.arrived import Arrived
 from hvd_adaptive.hooks.ddp.buckets import Bucket, BucketBinding, Names
 from hvd_adaptive.hooks.ddp.early import EarlyGroups
 from hvd_adaptive.hooks.ddp.pending import Pending, at_end_of_backward, is_nested
 from hvd_adaptive.run.agreement import compare_settings
 from hvd_adaptive.run.ordered_drive import OrderedDriver
+from hvd_adaptive.run.worker import warning_of_stall
 from hvd_adaptive.transport.horovod_rounds import HorovodRounds
 from hvd_adaptive.transport.torch_world import TorchWorld
 
@@ -76,7 +77,7 @@ class BucketSession(ApartFromHorovod):
         self._early = EarlyGroups(self._arrive_early)
         self.was_used = make_world is not None  # only a hook can be forgotten
         self._are_replicas = make_world is None  # LocalSGD's ranks differ at the end of a round
-        self._warn_of_no_use = WarnOnce(logger)
+        self._warn_of_no_use = WarnOnce(logger, is_first_rank(group))
         self._pending: Pending | None = None
 
     @property
@@ -85,7 +86,7 @@ class BucketSession(ApartFromHorovod):
         return self._pending is None or self._pending.plain
 
     def warn_if_unused(self) -> None:
-        """Warn, once, if the hook was never called."""
+        """Warn, once and on the first rank, if the hook was never called."""
         if not self.was_used and self._world is None:
             self._warn_of_no_use("%s", UNUSED)
 
@@ -207,7 +208,9 @@ class BucketSession(ApartFromHorovod):
             return
         try:
             names = pending.names(self.names, self._early.sent)
-            self._arrived.check(self.compressor.step, names)
+            warn = functools.partial(self._driver.warn_of_stall, pending.binding.world.rank)
+            with warning_of_stall(warn):
+                self._arrived.check(self.compressor.step, names)
         except RankMismatchError:
             self._pending, self._world, self._binding = None, None, None
             self._early.stop()

@@ -29,7 +29,7 @@ from hvd_adaptive.base.errors import PayloadError, RankMismatchError, WarnOnce
 from hvd_adaptive.base.finite import narrowed
 from hvd_adaptive.exchange.exchange import RankInfo
 from hvd_adaptive.exchange.shard_reduce import ShardReduce
-from hvd_adaptive.hooks.connected import ApartFromHorovod
+from hvd_adaptive.hooks.connected import ApartFromHorovod, is_first_rank
 from hvd_adaptive.hooks.fsdp.calls import check_everywhere, travelled
 from hvd_adaptive.hooks.fsdp.modules import ShardedModule
 from hvd_adaptive.run.agreement import compare_settings
@@ -144,7 +144,7 @@ class ShardedSession(ApartFromHorovod):
         self._samples, self._is_sampled = ModuleSamples(compressor, self._modules), False
         self._zeros: RoundedZeros | None = None
         self._device = torch.device("cpu")
-        self._warn_of_no_use = WarnOnce(logger)
+        self._warn_of_no_use = WarnOnce(logger, is_first_rank())
 
     @property
     def exchange(self) -> str | None:
@@ -157,7 +157,7 @@ class ShardedSession(ApartFromHorovod):
         return not self._calls
 
     def warn_if_unused(self) -> None:
-        """Warn, once, if nothing was ever reduced."""
+        """Warn, once and on the first rank, if nothing was ever reduced."""
         if self._world is None:
             self._warn_of_no_use("%s", UNUSED)
 

@@ -5,27 +5,23 @@ from __future__ import annotations
 import argparse
 import os
 import re
+from collections.abc import Callable
 from dataclasses import asdict, replace
+from typing import TYPE_CHECKING
 
+from hvd_adaptive.tools import output
 from hvd_adaptive.tools.bench.models import MODELS, tensors_and_coordinates
 from hvd_adaptive.tools.launch import LAUNCHERS, RanksError, available, has_horovod, hints
-from hvd_adaptive.tools.output import (
-    OK,
-    PROBLEM,
-    console,
-    errors,
-    positive,
-    print_failure,
-    print_json,
-    whole,
-)
+
+if TYPE_CHECKING:
+    from hvd_adaptive.tools.plan.model import Machine
 
 DESCRIPTION = """\
 Predict the time of a training step with float32, float16 and schemes, and
 recommend one, or none. Codecs and Horovod's calls are measured on this machine
-in about ten seconds. The first time kernels are compiled, which takes longer.
-Run it on a node of the cluster. The time on the link alone is printed at once,
-then a table, and the formula with all its numbers. GPUs, NCCL and
+in less than ten seconds, or twenty if kernels must be compiled first. Run it on
+a node of the cluster. The time on the link alone is printed at once, then a
+table, and the formula with all its numbers. GPUs, NCCL and
 exchange="hierarchical" are not in the model.
 
   hvd-adaptive plan --model resnet50 --ranks 16 --bandwidth 10gbit
@@ -49,31 +45,27 @@ def register(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> N
     add = parser.add_argument
     size = parser.add_mutually_exclusive_group(required=True)
     size.add_argument("--model", choices=MODELS, metavar="NAME", help=", ".join(MODELS))
-    size.add_argument("--params", type=whole(1), metavar="N", help="number of parameters")
-    add("--tensors", type=whole(1), metavar="N", help="number of tensors (default: the model's)")
-    add("--ranks", type=whole(2), metavar="N", required=True, help="number of ranks")
+    size.add_argument("--params", type=output.whole(1), metavar="N", help="number of parameters")
+    add("--tensors", type=output.whole(1), metavar="N", help="tensors (default: the model's)")
+    add("--ranks", type=output.whole(2), metavar="N", required=True, help="number of ranks")
     shared = "ranks per host (default 1); they share one link"
-    add("--ranks-per-host", type=whole(1), metavar="N", default=1, help=shared)
+    add("--ranks-per-host", type=output.whole(1), metavar="N", default=1, help=shared)
     rate = "rate of a host's link in bits per second: 25gbit, 25G, 100mbit"
     add("--bandwidth", type=bandwidth, metavar="RATE", required=True, help=rate)
     latency = "microseconds of a message (default %(default)g)"
-    add("--latency-us", type=positive, metavar="US", default=50.0, help=latency)
+    add("--latency-us", type=output.positive, metavar="US", default=50.0, help=latency)
     compute = "milliseconds of forward and backward pass without any exchange"
-    add("--compute-ms", type=positive, metavar="MS", help=compute)
-    add("--cores", type=positive, metavar="N", help="cores of each host (default: as here)")
+    add("--compute-ms", type=output.positive, metavar="MS", help=compute)
+    add("--cores", type=output.positive, metavar="N", help="cores of each host (default: as here)")
     add("--launcher", choices=LAUNCHERS, help="whose collectives (default: mpi if it is there)")
     methods = f"schemes, as in Python (default: {', '.join(DEFAULTS)}); stock methods are added"
-    add("--methods", "--schemes", dest="methods", nargs="+", metavar="METHOD", help=methods)
+    add("--methods", "--schemes", nargs="+", default=DEFAULTS, metavar="METHOD", help=methods)
     add("--json", action="store_true", help="print JSON")
-    parser.set_defaults(run=lambda arguments: run(arguments, parser))
+    parser.set_defaults(run=run, parser=parser)
 
 
 def bandwidth(text: str) -> float:
-    """Return the bytes per second of a rate such as "10gbit".
-
-    Raises:
-        ArgumentTypeError: It is no such rate.
-    """
+    """Return the bytes per second of a rate such as "10gbit", or raise ArgumentTypeError."""
     match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([kmg])(?:bit|bits|bps|bit/s)?", text.lower())
     if match is None or not float(match[1]):
         raise argparse.ArgumentTypeError(
@@ -82,59 +74,62 @@ def bandwidth(text: str) -> float:
     return float(match[1]) * UNITS[match[2]] / 8
 
 
-def run(arguments: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
+def run(arguments: argparse.Namespace) -> int:
     """Run the command and return the exit status."""
-    from hvd_adaptive.tools.methods import parse
-    from hvd_adaptive.tools.plan import measure, model, text
+    from hvd_adaptive.tools.plan import measure
 
     ranks, per_host = arguments.ranks, arguments.ranks_per_host
     if ranks % per_host:
-        parser.error(f"--ranks-per-host {per_host}: must divide --ranks {ranks}")
-    try:
-        methods = parse(arguments.methods or DEFAULTS)
-    except ValueError as error:
-        parser.error(f"--methods {error}")
-    schemes = [method.label for method in methods if method.is_scheme]
-    if not schemes:
-        parser.error(f"--methods {' '.join(arguments.methods)}: must name a scheme")
+        arguments.parser.error(f"--ranks-per-host {per_host}: must divide --ranks {ranks}")
     if not has_horovod():
         missing = "Horovod, whose collectives are measured, is not installed"
-        print_failure(ModuleNotFoundError(missing), ["hvd-adaptive install-horovod"])
-        return PROBLEM
+        output.print_failure(ModuleNotFoundError(missing), ["hvd-adaptive install-horovod"])
+        return output.PROBLEM
+    launcher = arguments.launcher or (available() or ["mpi"])[0]
+    try:
+        with measure.started(arguments.methods, ranks, launcher) as finish:
+            return _predict(arguments, launcher, finish)
+    except RanksError as error:
+        what = [*hints(error.output), "hvd-adaptive doctor says more"]
+        output.print_failure(error, what, lines=10)
+        return output.PROBLEM
+
+
+def _predict(arguments: argparse.Namespace, launcher: str, finish: Callable[[], Machine]) -> int:
+    """Check methods while ranks start, and print what the constants that they find mean."""
+    from hvd_adaptive.tools.methods import parse
+    from hvd_adaptive.tools.plan import model, text
+
+    try:
+        methods = parse(arguments.methods)
+    except ValueError as error:
+        arguments.parser.error(f"--methods {error}")
+    if not any(method.is_scheme for method in methods):
+        arguments.parser.error(f"--methods {' '.join(arguments.methods)}: must name a scheme")
     tensors, coordinates = tensors_and_coordinates(arguments.model, arguments.params)
     job = model.Job(
         arguments.tensors or tensors,
         coordinates,
-        ranks,
+        arguments.ranks,
         arguments.bandwidth,
-        per_host,
+        arguments.ranks_per_host,
         arguments.latency_us * 1e-6,
         arguments.cores or float(len(os.sched_getaffinity(0))),
         (arguments.compute_ms or 0.0) * 1e-3,
     )
-    launcher = arguments.launcher or (available() or ["mpi"])[0]
     alone = model.predict(replace(job, compute_s=0.0), model.Machine(launcher, 0.0, 0.0, 0.0))
     link = ", ".join(f"{p.method} {model.milliseconds(p.step_s)} by {p.exchange}" for p in alone)
-    errors().print(f"on the link alone: {link}; now measuring this machine", markup=False)
-    try:
-        machine = measure.measure(schemes, ranks, launcher)
-    except RanksError as error:
-        print_failure(error, [*hints(error.output), "hvd-adaptive doctor says more"], lines=10)
-        return PROBLEM
+    output.errors().print(f"on the link alone: {link}; now measuring this machine", markup=False)
+    machine = finish()
     predictions = model.predict(job, machine)
     choice, reason = model.advise(predictions)
-    compression = model.in_script(choice)
+    recommended = {"compression": model.in_script(choice), "why": reason}
     if arguments.json:
-        print_json(
-            {
-                "job": asdict(job),
-                "machine": asdict(machine),
-                "predictions": [asdict(p) for p in predictions],
-                "recommended": {"compression": compression, "why": reason},
-            }
-        )
-        return OK
+        rows = [asdict(p) for p in predictions]
+        plan = {"job": asdict(job), "machine": asdict(machine), "predictions": rows}
+        output.print_json(plan | {"recommended": recommended})
+        return output.OK
     text.print_plan(predictions, choice, job, machine)
-    recommended = f"recommended: {compression}\n  {reason}"
-    console().print(recommended, style="bold", markup=False, soft_wrap=True)
-    return OK
+    said = "recommended: {compression}\n  {why}".format(**recommended)
+    output.console().print(said, style="bold", markup=False, soft_wrap=True)
+    return output.OK

@@ -5,16 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from hvd_adaptive.tools.output import console
-from hvd_adaptive.tools.plan.model import (
-    BACKWARD,
-    GROUP_BYTES,
-    REACHED,
-    REACHED_BY_RINGS,
-    Forecast,
-    Job,
-    Machine,
-    links,
-)
+from hvd_adaptive.tools.plan import model
+from hvd_adaptive.tools.plan.model import Forecast, Job, Machine
 from hvd_adaptive.tools.tables import Column, make_table
 
 
@@ -49,16 +41,16 @@ def _rounded(value: float) -> str:
 def explained(job: Job, machine: Machine) -> str:
     """Return the formula with its numbers."""
     ranks, share = job.ranks, f"{job.core_share:.4g} of a core"
-    part, mebibytes = f"{(ranks - 1) / ranks:.5g}", GROUP_BYTES >> 20
-    reached = f"{REACHED_BY_RINGS:g} (rings of MPI) or {REACHED:g}"
+    part, mebibytes = f"{(ranks - 1) / ranks:.5g}", model.GROUP_BYTES >> 20
+    reached = f"{model.REACHED_BY_RINGS:g} (rings of MPI) or {model.REACHED:g}"
     sent = {
         "ring": f"4 (float16: 2) * 2 * {part}",
         "allgather": f"bits/8 * {ranks - 1}",
-        "scatter_reduce": f"(bits + averages' bits)/8 * {part}",
+        "scatter_reduce": f"(bits + second)/8 * {part}",
     }
     exchanges = "\n".join(
-        f"        {name}: {sent[name]} bytes, link {1e9 * link_s:.4g} ns, {messages} messages"
-        for name, (messages, link_s) in links(job, machine.launcher).items()
+        f"        {name}: {sent[name]}, link {1e9 * link_s:.4g} ns, {messages} messages"
+        for name, (messages, link_s) in model.links(job, machine.launcher).items()
     )
     codecs = "\n".join(
         f"        {one.label}: {one.bits:.4g}, {1e9 * one.encode_s:.4g}, {1e9 * one.decode_s:.4g}; "
@@ -70,7 +62,7 @@ ms of a step: {job.coordinates:,} numbers in {job.tensors} tensors on {ranks} ra
 MB: sent by a rank; error: relative, squared, of one rank; b: biased
 step  = forward + max(backward, X) + min(backward, X) / {job.groups} groups of {mebibytes} MiB,
         X = wire + codec + calls; forward + backward: {1e3 * job.compute_s:g} ms,
-        backward = 2/3 of it: {1e3 * BACKWARD * job.compute_s:.4g} ms
+        backward = 2/3 of it: {1e3 * model.BACKWARD * job.compute_s:.4g} ms
 wire  = MB * (link + {1e9 * machine.copy_s:.4g} ns to copy / {share})
         + messages * {1e6 * job.latency:g} us; MB = numbers * bytes of each:
 {exchanges}
@@ -78,7 +70,7 @@ wire  = MB * (link + {1e9 * machine.copy_s:.4g} ns to copy / {share})
 codec = numbers * ns / {share}
         allgather: encode + {ranks} * decode
         scatter_reduce: encode + decode + averages
-        bits, ns to encode, to decode; bits of averages, ns of averages:
+        bits, ns to encode, to decode; second: bits of averages, ns of averages:
 {codecs}
 calls = tensors * {1e6 * machine.stock_call_s:.4g} us, with a scheme \
 {1e6 * machine.scheme_call_s:.4g} us / {share}

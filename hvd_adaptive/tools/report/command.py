@@ -5,9 +5,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from rich.console import Console
-
-from hvd_adaptive.tools.output import print_json
+from hvd_adaptive.tools.output import OK, PROBLEM, errors, print_json
 
 DESCRIPTION = """\
 Make a page of a training run: bytes per step, compression ratio, relative
@@ -42,29 +40,35 @@ def register(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> N
 
 def run(arguments: argparse.Namespace) -> int:
     """Run the command and return the exit status."""
+    source: Path = arguments.run_dir
+    console = errors()
+    if not source.exists():  # before imports that take seconds
+        console.print(
+            f"error: {source}: there is no such file or folder", style="red", markup=False
+        )
+        return PROBLEM
+
     from hvd_adaptive.monitor.log import LogError, read_logs
     from hvd_adaptive.tools.report.summary import describe
 
-    source: Path = arguments.run_dir
-    console = Console(stderr=True, soft_wrap=True, highlight=False)
     try:
         logs = read_logs(source)
         if arguments.json:
             print_json([describe(log) for log in logs])
-            return 0
+            return OK
         folder = source if source.is_dir() else source.parent
         output = arguments.output or folder / "report.html"
         title = arguments.title or run_name(source)
         output.write_text(_page(logs, title), encoding="utf-8", errors="replace")
     except (LogError, OSError, ImportError) as error:
         console.print(f"error: {error}", style="red", markup=False)
-        return 1
+        return PROBLEM
     for log in logs:
         for warning in log.warnings:
             console.print(f"warning: {warning['text']}", style="yellow", markup=False)
     console.print(f"{sum(len(log.steps) for log in logs)} records read", markup=False)
     print(output)
-    return 0
+    return OK
 
 
 def run_name(source: Path) -> str:

@@ -385,7 +385,7 @@ class Words(nn.Module):
 
 
 @pytest.mark.parametrize("door", ["shards", "replicas"])
-@pytest.mark.parametrize("words", [200, 400])
+@pytest.mark.parametrize("words", [40, 400])
 def test_rounded_zeros_are_told_of_once(words, door, caplog):
     """After the warm-up, with the module's name; padding is no gradient."""
     model = Words()
@@ -407,12 +407,12 @@ def test_rounded_zeros_are_told_of_once(words, door, caplog):
         told.append([m for m in caplog.messages if "exactly zero" in m])
     assert not told[0] and told[1] == told[2]
     tells = mesh["nodes" if door == "replicas" else "shards"].get_local_rank() == 0
-    # Of 2 shards of a table of which half is used, the first has no zeros.
-    tells = tells and words == 200 and (door == "shards" or RANK == RANKS // 2 - 1)
+    tells = tells and words == 40
     assert len(told[1]) == int(tells)
     if tells:
-        share = 100 if door == "replicas" and inside > 1 else 50
-        assert "exactly zero, and this scheme rounds" in told[1][0]
+        # Of 2 shards of a table of which a tenth is used, the second is zero.
+        share = 80 + 20 * RANK if door == "replicas" and inside > 1 else 90
+        assert "exactly zero, and this scheme rounds zeros" in told[1][0]
         assert f": 'table' ({share}%);" in told[1][0] and "{'table': None}" in told[1][0]
 
 
@@ -573,4 +573,5 @@ def test_a_model_that_nobody_trains(seen, caplog):
             compressor.report()
         del compressed, model
         gc.collect()
-    assert sum(UNUSED in message for message in caplog.messages) == (seen != "trained")
+    told = [r.getMessage() for r in caplog.records if r.levelno == logging.WARNING]
+    assert sum(UNUSED in message for message in told) == int(seen != "trained" and RANK == 0)

@@ -7,6 +7,8 @@ import html
 import io
 import json
 import re
+import subprocess
+import sys
 import xml.etree.ElementTree as ET
 from pathlib import Path
 
@@ -319,12 +321,23 @@ def test_wrong_usage():
 def test_no_log(tmp_path, content, capsys):
     if content is not None:
         (tmp_path / "x.jsonl").write_text(content)
-    with pytest.raises(LogError, match="there is no such file or folder"):
+    with pytest.raises(LogError, match="missing: No such file or directory"):
         read_logs(tmp_path / "missing")
     with pytest.raises(LogError, match=re.escape(str(tmp_path))):
         read_logs(tmp_path)
     assert main(["report", str(tmp_path)]) == 1
     assert str(tmp_path) in capsys.readouterr().err.replace("\n", "")
+
+
+def test_a_missing_folder_is_refused_before_torch_is_imported(tmp_path):
+    code = (
+        "import sys; from hvd_adaptive.tools.cli import main\n"
+        f"status = main(['report', {str(tmp_path / 'missing')!r}])\n"
+        "sys.exit(99 if 'torch' in sys.modules else status)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 1
+    assert done.stderr == f"error: {tmp_path / 'missing'}: there is no such file or folder\n"
 
 
 NAMES = [
