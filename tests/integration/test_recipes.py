@@ -16,25 +16,25 @@ TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--np
 RECIPES = {"trainer": 3.3, "accelerate": 1.0, "lightning": 1.0}
 
 
+def check_recipe(name: str, told: str) -> None:
+    """The loss falls. 3 bits, and headers and scales of a small model; uncompressed gradients have
+    32 bits, and a hook that was never called reports 0."""
+    (last,) = re.findall(r"loss (?:[\d.]+ to )?(\d+\.\d+)", told)
+    assert float(last) < RECIPES[name], told
+    (bits,) = re.findall(r"([\d.]+) bits per coordinate", told)
+    assert 3 < float(bits) < 4, told
+
+
+@pytest.mark.thorough
 @pytest.mark.integration
 @pytest.mark.parallel
 @pytest.mark.timeout(SECONDS + 30)
-@pytest.mark.parametrize(
-    "name",
-    # The others' libraries train in test_integrations, too.
-    [pytest.param(n, marks=[pytest.mark.thorough] * (n != "accelerate")) for n in RECIPES],
-)
+@pytest.mark.parametrize("name", RECIPES)
 def test_a_recipe_trains_with_three_bits(name: str, tmp_path: Path) -> None:
-    reached = RECIPES[name]
-    script = ROOT / "examples" / f"recipe_{name}.py"
-    done = run([*TORCHRUN, str(script)], tmp_path, SECONDS)
+    """Started by torchrun. Their libraries train in test_integrations, too."""
+    done = run([*TORCHRUN, str(ROOT / "examples" / f"recipe_{name}.py")], tmp_path, SECONDS)
     assert done.returncode == 0, done.stdout
-    (last,) = re.findall(r"loss (?:[\d.]+ to )?(\d+\.\d+)", done.stdout)
-    assert float(last) < reached, done.stdout
-    # 3 bits, and headers and scales of a small model; uncompressed gradients have 32 bits, and
-    # a hook that was never called reports 0.
-    (bits,) = re.findall(r"([\d.]+) bits per coordinate", done.stdout)
-    assert 3 < float(bits) < 4, done.stdout
+    check_recipe(name, done.stdout)
 
 
 @pytest.fixture(scope="module")
@@ -65,6 +65,7 @@ def test_new_processes_repeat_the_uninterrupted_training(told: str) -> None:
     found = re.findall(r"^(whole|rest) (\w+ rank=\d hash=[0-9a-f]{64})$", told, re.MULTILINE)
     whole, rest = ({line for part, line in found if part == name} for name in ("whole", "rest"))
     assert len(whole) == 6 and whole == rest
+    check_recipe("accelerate", told)
 
 
 @pytest.mark.integration

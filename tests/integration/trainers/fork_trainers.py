@@ -11,6 +11,7 @@ import sys
 from pathlib import Path
 
 sys.path.append(str(Path(__file__).resolve().parents[2] / "parallel" / "ddp"))
+sys.path.append(str(Path(__file__).resolve().parents[3] / "examples"))
 
 import accelerate
 import fork_ranks
@@ -19,7 +20,8 @@ import transformers
 
 import hvd_adaptive.integrations.lightning
 
-LIBRARIES = accelerate, transformers  # imported once, before the fork
+# Imported once, before the fork.
+LIBRARIES = accelerate, transformers, hvd_adaptive.integrations.lightning
 
 
 def alone() -> int:
@@ -33,8 +35,8 @@ def alone() -> int:
 
 
 if __name__ == "__main__":
-    folder = sys.argv.pop(1)
-    failed = alone() or fork_ranks.main()
+    folder, *checks = sys.argv[1:]
+    failed = alone() or fork_ranks.main(checks)
     if not failed:
         import fresh_runs
 

@@ -1,5 +1,5 @@
 """Trainer, Lightning and Accelerate, each uninterrupted with a checkpoint half way, or resumed from
-it, in forked ranks. fork_trainers.py runs one after the other.
+it, in forked ranks. fork_trainers.py runs one after the other. Then the recipe for Accelerate.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import tempfile
 import check_accelerate
 import check_lightning
 import check_transformers
+import recipe_accelerate
 import torch
 import torch.distributed as dist
 from lightning.pytorch.callbacks import ModelCheckpoint
@@ -90,6 +91,9 @@ def work(rank: int, store: str, folder: str, rest: bool) -> None:
         digest = hashlib.sha256(values.numpy().tobytes()).hexdigest()
         part = "rest" if rest else "whole"
         os.write(1, f"\n{part} {name} rank={rank} hash={digest}\n".encode())  # in one piece
+    if not rest:
+        recipe_accelerate.main(60)
+        sys.stdout.flush()
 
 
 def main(folder: str, part: str) -> int:
