@@ -85,7 +85,7 @@ def main(folder: Path, ending: str) -> None:
             if leaves and state.batch == state.grown + LATER and hvd.rank() == 0:
                 (folder / "hosts").write_text(f"{SECOND}:2\n")
             if leaves or (state.batch >= GROW and state.grown < 0):
-                time.sleep(0.3)  # until others are there, or have left
+                time.sleep(0.1)  # until others are there, or have left
             if state.batch % COMMIT == 0:
                 state.commit()
 
