@@ -309,11 +309,11 @@ SECONDS = 360
 PROGRAMS = (
     shutdown_and_init,
     stalled,
+    ended_in_flight,
     subsets,
     static_process_sets,
     alone,
     closed,
-    ended_in_flight,
     unlike_processors,
 )
 

@@ -10,6 +10,7 @@ from launch import Launcher, run
 SECONDS, RANKS = 300, 2
 
 
+@pytest.mark.thorough
 @pytest.mark.parallel
 @pytest.mark.timeout(SECONDS + 30)
 def test_threads() -> None:

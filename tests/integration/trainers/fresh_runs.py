@@ -1,5 +1,5 @@
 """Trainer, Lightning and Accelerate, each uninterrupted with a checkpoint half way, or resumed from
-it. test_recipes.py runs, one after the other: python fresh_runs.py FOLDER whole|rest
+it, in forked ranks. fork_trainers.py runs one after the other. Then the recipe for Accelerate.
 """
 
 from __future__ import annotations
@@ -8,13 +8,11 @@ import hashlib
 import os
 import sys
 import tempfile
-from pathlib import Path
-
-sys.path.append(str(Path(__file__).resolve().parents[2] / "parallel" / "ddp"))
 
 import check_accelerate
 import check_lightning
 import check_transformers
+import recipe_accelerate
 import torch
 import torch.distributed as dist
 from lightning.pytorch.callbacks import ModelCheckpoint
@@ -91,12 +89,15 @@ def work(rank: int, store: str, folder: str, rest: bool) -> None:
         residuals = compressor.state_dict()["residuals"]["parameters"]
         values = torch.cat([state_of(model), *(residuals[key] for key in sorted(residuals))])
         digest = hashlib.sha256(values.numpy().tobytes()).hexdigest()
-        os.write(1, f"\n{name} rank={rank} hash={digest}\n".encode())  # a line in one piece
+        part = "rest" if rest else "whole"
+        os.write(1, f"\n{part} {name} rank={rank} hash={digest}\n".encode())  # in one piece
+    if not rest:
+        recipe_accelerate.main(60)
+        sys.stdout.flush()
 
 
-def main() -> int:
+def main(folder: str, part: str) -> int:
     """Fork the ranks; 0 if all ended well."""
-    folder, part = sys.argv[1:]
     children = []
     with tempfile.TemporaryDirectory() as place:
         for rank in range(RANKS):
@@ -111,7 +112,3 @@ def main() -> int:
             children.append(child)
         ends = [os.waitpid(child, 0)[1] for child in children]
     return int(any(ends))
-
-
-if __name__ == "__main__":
-    sys.exit(main())

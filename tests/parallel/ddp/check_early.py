@@ -21,7 +21,7 @@ from hvd_adaptive import ALQ, QSGD
 from hvd_adaptive.ddp import compression_hook
 from hvd_adaptive.hooks.ddp.early import EarlyGroups
 
-STEPS, TOLERANCE = 7, 0.05
+STEPS, TOLERANCE = 6, 0.05
 assert_averages = functools.partial(ddp_oracles.assert_averages, tolerance=TOLERANCE)
 assert_trains = functools.partial(ddp_oracles.assert_trains, steps=STEPS, tolerance=TOLERANCE)
 # Buckets of several groups of several layers.

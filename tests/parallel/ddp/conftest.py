@@ -12,7 +12,7 @@ import torch.distributed as dist
 from hvd_adaptive import instances
 
 FOLDER = Path(__file__).parent
-SHARE = 2
+SHARE = 3
 
 
 @pytest.fixture(autouse=True)

@@ -87,11 +87,15 @@ def assert_averages(
     net: nn.Module, own: dict[str, torch.Tensor | None], tolerance: float = 0.02
 ) -> None:
     """Gradients are the ranks' means, up to the error of 8 bits; what ``own`` lacks has none."""
+    given = [(name, own[name]) for name, _ in net.named_parameters() if own.get(name) is not None]
+    flat = torch.cat([gradient.double().reshape(-1) for _, gradient in given])
+    means = (sum(gathered(flat)) / dist.get_world_size()).split([g.numel() for _, g in given])
+    exact = {name: mean for (name, _), mean in zip(given, means, strict=True)}
     for name, parameter in net.named_parameters():
-        if own.get(name) is None:
+        if name not in exact:
             assert parameter.grad is None or not parameter.grad.any(), name
             continue
-        mean = sum(gathered(own[name])) / dist.get_world_size()
+        mean = exact[name].view_as(parameter)
         error = float((parameter.grad - mean).norm() / mean.norm().clamp(min=1e-12))
         assert error < tolerance, (name, error)
     assert_same_everywhere([p.grad for p in net.parameters() if p.grad is not None])

@@ -1,6 +1,7 @@
 """Forked ranks, which share what was imported and compiled: fork_ranks.py RANKS CHECKS...
 
-Exit status 0 where every rank passed all checks.
+Further rounds, of ranks and checks of their own, follow after a "/"; a round may begin with
+VARIABLE=VALUE. Exit status 0 where every rank passed all checks.
 """
 
 from __future__ import annotations
@@ -9,6 +10,8 @@ import os
 import sys
 import tempfile
 import time
+from collections.abc import Sequence
+from itertools import groupby, takewhile
 
 import pytest
 import torch
@@ -18,17 +21,25 @@ import hvd_adaptive
 import hvd_adaptive.ddp
 
 
-def main() -> int:
-    """Fork, and end all ranks when one fails: the others would wait for it."""
-    ranks, checks = int(sys.argv[1]), sys.argv[2:]
+def main(words: Sequence[str]) -> int:
+    """Take one round after the other, until one fails."""
     torch.set_num_threads(1)
     for codec in (hvd_adaptive.ALQ(bits=3), hvd_adaptive.QSGD(bits=4)):  # loads their kernels
         codec.decode(codec.encode(torch.linspace(-1, 1, 20_000)))
+    rounds = [list(own) for is_end, own in groupby(words, "/".__eq__) if not is_end]
+    return int(any(take(own) for own in rounds))
+
+
+def take(words: list[str]) -> int:
+    """Fork, and end all ranks when one fails: the others would wait for it."""
+    variables = list(takewhile(lambda word: "=" in word, words))
+    ranks, checks = int(words[len(variables)]), words[len(variables) + 1 :]
     with tempfile.TemporaryDirectory() as folder:
         running = {}
         for rank in range(ranks):
             child = os.fork()
             if not child:
+                os.environ.update(variable.split("=", 1) for variable in variables)
                 os._exit(work(rank, ranks, os.path.join(folder, "store"), checks))
             running[child] = rank
         while running:
@@ -45,6 +56,7 @@ def main() -> int:
 
 def work(rank: int, ranks: int, store: str, checks: list[str]) -> int:
     """One rank's checks; its exit status."""
+    dist.set_debug_level_from_env()  # which an import has done for the process that was forked
     dist.init_process_group("gloo", store=dist.FileStore(store, ranks), rank=rank, world_size=ranks)
     settings = (
         "python_files=check_*.py",
@@ -58,4 +70,4 @@ def work(rank: int, ranks: int, store: str, checks: list[str]) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(main(sys.argv[1:]))
