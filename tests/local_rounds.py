@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 import copy
+import time
 from collections.abc import Sequence
 
 import pytest
@@ -22,6 +23,7 @@ from scheme_cases import scheme
 from torch import nn
 
 from hvd_adaptive import ALQ, QSGD, LocalSGD, RankMismatchError, instances
+from hvd_adaptive.run import worker
 
 SCHEMES = {
     "alq": lambda: ALQ(bits=3, bucket_size=512, update_steps=[0, 2], exchange="allgather"),
@@ -243,6 +245,22 @@ def test_ranks_in_different_rounds_are_told(rank: int) -> None:
     backward(net, rank, 1)
     with pytest.raises(RankMismatchError, match="different numbers of rounds"):
         optimizer.step()
+
+
+def test_ranks_that_wait_for_a_round_say_so(rank: int, ranks: int, monkeypatch, caplog) -> None:
+    """Each with its number; the one that is late is silent."""
+    optimizer = LocalSGD(make_optimizer(net := make_net()), every=1)
+    backward(net, rank, 0)
+    optimizer.step()  # ranks are together now
+    monkeypatch.setattr(worker, "STALL", 0.3)
+    backward(net, rank, 1)
+    late = rank == ranks - 1
+    if late:
+        time.sleep(1.5)
+    optimizer.step()
+    told = [message for message in caplog.messages if "still waits" in message]
+    assert len(told) == 0 if late else len(told) >= 2
+    assert all(f"LocalSGD: rank {rank} still waits" in m and "round 1" in m for m in told)
 
 
 @pytest.mark.parametrize("label", ["alq-3-paper", "ecdq-2", "eden-2"])

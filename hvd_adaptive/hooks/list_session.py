@@ -22,7 +22,7 @@ from hvd_adaptive.layout import Layout, Member, build_layout
 from hvd_adaptive.run.agreement import compare_settings
 from hvd_adaptive.run.ordered_drive import OrderedDriver
 from hvd_adaptive.run.rank_context import RankContext
-from hvd_adaptive.run.worker import FIND_IT, warning_of_stall
+from hvd_adaptive.run.worker import FIND_IT
 
 Tensors = list["torch.Tensor | None"]
 
@@ -155,8 +155,8 @@ class ListSession(ApartFromHorovod):
             tensors = [None if tensor is None else _copy(tensor) for tensor in tensors]
         if world is None:
             return list(tensors)
-        with warning_of_stall(functools.partial(logger.warning, LATE, world.rank, FIND_IT)):
-            self._lists.compare(world, tensors, needed or [False] * len(tensors))
+        warn = functools.partial(logger.warning, LATE, world.rank, FIND_IT)
+        self._lists.compare(world, tensors, needed or [False] * len(tensors), warn)
         present = self._lists.present
         if not any(present):
             return list(tensors)

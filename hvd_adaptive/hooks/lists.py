@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import zlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -13,6 +13,7 @@ from hvd_adaptive.base.device import check_supported
 from hvd_adaptive.base.errors import RankMismatchError
 from hvd_adaptive.coding.header import DTYPE_CODES
 from hvd_adaptive.run.description import Description, differences
+from hvd_adaptive.run.worker import gather_patiently
 
 ADVICE = "Every rank must give average() tensors of the same kinds in the same order"
 # (dtype, shape, whether the average is to have a gradient) of a tensor.
@@ -67,7 +68,11 @@ class Lists:
     present: list[bool] = field(default_factory=list)
 
     def compare(
-        self, world: Any, tensors: Sequence[torch.Tensor | None], needed: Sequence[bool]
+        self,
+        world: Any,
+        tensors: Sequence[torch.Tensor | None],
+        needed: Sequence[bool],
+        warn: Callable[[], None],
     ) -> None:
         """Compare the lists of all ranks, a collective.
 
@@ -75,6 +80,7 @@ class Lists:
             world: The ranks.
             tensors: This rank's list.
             needed: By position, whether the average is to have a gradient.
+            warn: Called while other ranks let this one wait (``gather_patiently``).
 
         Raises:
             RankMismatchError: Lists differ, on all ranks. A tensor and None do not, unless the
@@ -85,7 +91,7 @@ class Lists:
         if len(own) != len(self.kinds):
             self.kinds = [None] * len(own)
         number = zlib.crc32(repr((own, self.kinds)).encode())
-        everyone = world.gather_equal(torch.tensor([number], device="cpu"), "lists")
+        everyone = gather_patiently(world, torch.tensor([number], device="cpu"), warn)
         kinds = own
         if bool((everyone != number).any()):
             kinds = _agreed(world.gather_objects(own))

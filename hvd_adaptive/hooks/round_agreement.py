@@ -14,7 +14,7 @@ import torch
 from hvd_adaptive.base.errors import RankMismatchError
 from hvd_adaptive.run.description import format_ranks
 from hvd_adaptive.run.replicas import differences
-from hvd_adaptive.run.worker import warning_of_stall
+from hvd_adaptive.run.worker import gather_patiently
 
 if TYPE_CHECKING:
     from hvd_adaptive.transport.horovod_rounds import HorovodRounds
@@ -109,9 +109,9 @@ def agree(world: TorchWorld | HorovodRounds | None, own: TrainingPosition) -> Ag
                 "LocalSGD: ranks have changed; give it to hvd.elastic.TorchState(optimizer=...)"
             )
         rank = world.rank
-        with warning_of_stall(functools.partial(logger.warning, LATE, rank, own.round)):
-            gathered = world.gather_equal(torch.tensor(everyone[0], device="cpu"), "round")
-        everyone = gathered.tolist()
+        warn = functools.partial(logger.warning, LATE, rank, own.round)
+        row = torch.tensor(everyone[0], device="cpu")
+        everyone = gather_patiently(world, row, warn).tolist()
     settings, kinds, rounds, starts, moved, finished, broken, reached = zip(*everyone, strict=True)
     _check_equal(settings, kinds, rounds)
     counts = [bool(has) and index < 0 for has, index in zip(moved, broken, strict=True)]

@@ -15,13 +15,13 @@ sleeps.
 from __future__ import annotations
 
 import atexit
-import contextlib
 import os
 import sys
 import threading
+import time
 import weakref
-from collections.abc import Callable, Iterator
-from typing import Protocol
+from collections.abc import Callable
+from typing import Any, Protocol
 
 import torch
 
@@ -101,20 +101,20 @@ class Worker:
         return None if step is None else step.advance()
 
 
-@contextlib.contextmanager
-def warning_of_stall(warn: Callable[[], None]) -> Iterator[None]:
-    """Call ``warn`` in a thread every STALL seconds while what is inside waits for other ranks."""
-    over = threading.Event()
+def gather_patiently(world: Any, values: torch.Tensor, warn: Callable[[], None]) -> torch.Tensor:
+    """Return all ranks' tensors of equal shape, stacked; call ``warn`` every STALL seconds.
 
-    def watch() -> None:
-        while not over.wait(STALL):
+    world: The ranks, which have ``begin_gather``.
+    """
+    begun, pause = world.begin_gather(values), PAUSE / 8
+    late = time.monotonic() + STALL
+    while not world.is_gathered(begun):
+        if time.monotonic() >= late:
             warn()
-
-    threading.Thread(target=watch, name="hvd_adaptive.stall", daemon=True).start()
-    try:
-        yield
-    finally:
-        over.set()
+            late += STALL
+        time.sleep(pause)
+        pause = min(2 * pause, PAUSE)
+    return world.end_gather(begun)
 
 
 def _run(find_worker: weakref.ref[Worker], wake: threading.Event) -> None:

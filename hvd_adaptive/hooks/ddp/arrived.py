@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import zlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 import torch
 
 from hvd_adaptive.base.errors import RankMismatchError
 from hvd_adaptive.run.description import differences
+from hvd_adaptive.run.worker import gather_patiently
 from hvd_adaptive.transport.torch_world import TorchWorld
 
 if TYPE_CHECKING:
@@ -37,14 +38,19 @@ class Arrived:
         """Leave the ranks; see ``TorchWorld.close``."""
         self._world.close()
 
-    def check(self, step: int, names: Sequence[str]) -> None:
+    def check(self, step: int, names: Sequence[str], warn: Callable[[], None]) -> None:
         """Compare names of the gradients of a step, a collective.
+
+        Args:
+            step: The step.
+            names: Names of this rank's gradients.
+            warn: Called while other ranks let this one wait (``gather_patiently``).
 
         Raises:
             RankMismatchError: They differ, on all ranks.
         """
         row = torch.tensor([zlib.crc32(repr(names).encode())], device="cpu")
-        rows = self._world.gather_equal(row, "arrived")
+        rows = gather_patiently(self._world, row, warn)
         if (rows == rows[0]).all():
             return
         own = {"the gradients of this step": dict.fromkeys(names, "there")}

@@ -19,7 +19,6 @@ from hvd_adaptive.hooks.ddp.early import EarlyGroups
 from hvd_adaptive.hooks.ddp.pending import Pending, at_end_of_backward, is_nested
 from hvd_adaptive.run.agreement import compare_settings
 from hvd_adaptive.run.ordered_drive import OrderedDriver
-from hvd_adaptive.run.worker import warning_of_stall
 from hvd_adaptive.transport.horovod_rounds import HorovodRounds
 from hvd_adaptive.transport.torch_world import TorchWorld
 
@@ -209,8 +208,7 @@ class BucketSession(ApartFromHorovod):
         try:
             names = pending.names(self.names, self._early.sent)
             warn = functools.partial(self._driver.warn_of_stall, pending.binding.world.rank)
-            with warning_of_stall(warn):
-                self._arrived.check(self.compressor.step, names)
+            self._arrived.check(self.compressor.step, names, warn)
         except RankMismatchError:
             self._pending, self._world, self._binding = None, None, None
             self._early.stop()
