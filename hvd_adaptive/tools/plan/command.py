@@ -20,8 +20,8 @@ DESCRIPTION = """\
 Predict the time of a training step with float32, float16 and schemes, and
 recommend one, or none. Codecs and Horovod's calls are measured on this machine
 in less than ten seconds, or fifteen if kernels must be compiled. Run it on a
-node of the cluster. The time on the link alone is printed at once, then a table,
-and the formula with all its numbers. GPUs, NCCL and
+node of the cluster. The time on the link alone is printed at once, then a
+table, and the formula with all its numbers. GPUs, NCCL and
 exchange="hierarchical" are not in the model.
 
   hvd-adaptive plan --model resnet50 --ranks 16 --bandwidth 10gbit
