@@ -50,6 +50,9 @@ def position(
 
 def disagreement(positions: torch.Tensor) -> str:
     """Return how the ranks' positions, int64 (ranks, 7), differ; "" if they do not."""
+    alike = positions[:, :-1]
+    if torch.equal(alike, alike[:1].expand_as(alike)):
+        return ""
     described = [_describe(row) for row in positions.tolist()]
     return differences(described, range(len(described)))
 
