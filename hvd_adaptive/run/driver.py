@@ -79,7 +79,7 @@ class Driver:
             PayloadError: A payload arrived corrupt, on any rank.
         """
         drive = self._known()
-        self.compressor._training.meter.add("arrival_s", time.perf_counter() - drive.begun)
+        self.compressor._training.meter.add(arrival_s=time.perf_counter() - drive.begun)
         drive.flushed = True
         if drive.worker is not None:
             self._worker.wait_for(drive.over, self._warn_of_stall)

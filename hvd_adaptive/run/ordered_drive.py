@@ -246,5 +246,5 @@ class OrderedDriver(Driver):
         """
         begin = time.perf_counter()
         self.wait()
-        self.compressor._training.meter.add("blocked_s", time.perf_counter() - begin)
+        self.compressor._training.meter.add(blocked_s=time.perf_counter() - begin)
         self.end()

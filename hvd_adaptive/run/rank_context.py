@@ -136,9 +136,8 @@ class RankContext:
         if buffer is None or buffer.numel() < coordinates:
             buffer = torch.empty(coordinates, dtype=dtype, device=device)
             self._buffers[key] = buffer
-            self.compressor._training.meter.hold(
-                "buffers", sum(b.nbytes for b in self._buffers.values())
-            )
+            held = sum(b.nbytes for b in self._buffers.values())
+            self.compressor._training.meter.hold({"buffers": held})
         return buffer[:coordinates]
 
     def in_flight_bytes(self, group: Group) -> int:

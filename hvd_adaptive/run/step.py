@@ -84,6 +84,7 @@ class Step:
     ) -> None:
         self.binding = binding
         self.layout = layout
+        self._meter = binding.compressor._training.meter
         self._factor = 0.0  # until release or launch_all
         self.attempt = attempt
         self.lock = self.make_lock()
@@ -96,7 +97,7 @@ class Step:
             layout,
             number,
             self._results,
-            meter=binding.compressor._training.meter,
+            meter=self._meter,
             attempt=attempt,
             name=binding.name,
             residuals=residuals,
@@ -212,8 +213,8 @@ class Step:
         if not self._results.is_early:
             return
         self._results.write_early()
-        for index in self._returned:
-            self._account("result", index, self._results.kept_bytes(index))
+        kept = self._results.kept_bytes
+        self._meter.hold({("result", index): kept(index) for index in self._returned})
 
     def result(self, slot: int, absent: bool = False) -> torch.Tensor:
         """Return the reduced gradient of a member, in its own shape and dtype.
@@ -380,17 +381,14 @@ class Step:
         """Submit the next collective of a group's exchange."""
         world = self.binding.world
         sent = flight.request.sent_bytes(world.rank, world.size)
-        self.binding.compressor._training.meter.add("wire_bytes", sent, flight.index)
+        held = flight.request.held_bytes(world)
+        self._meter.add(flight.index, wire_bytes=sent)
+        self._meter.hold({("work", flight.index): 0, ("flight", flight.index): held})
         name = self._trips.name(flight.index, flight.stage)
-        self._account("flight", flight.index, flight.request.held_bytes(world))
         flight.handle, flight.begun = flight.request.submit(world, name), time.perf_counter()
         self.names.add(name)
         flight.request = flight.request.waiting()
         self._flying.append(flight)
-
-    def _account(self, kind: str, index: int, size: int) -> None:
-        """Record that a group holds ``size`` bytes from now on, in this step."""
-        self.binding.compressor._training.meter.hold((kind, index), size)
 
     def _advance_oldest(self) -> None:
         """Wait for the collective that was submitted first, and advance its group."""
@@ -414,12 +412,12 @@ class Step:
         After the last one, launch further groups that fit.
         """
         self._flying.remove(flight)
-        meter = self.binding.compressor._training.meter
-        with meter.time("exchange_s", flight.index):
-            received = flight.request.receive(self.binding.world, flight.handle)
-        meter.add("flight_s", time.perf_counter() - flight.begun, flight.index)
-        self._account("flight", flight.index, sum(part.numel() for part in received))
-        self._account("work", flight.index, self._trips.working_bytes(flight.index))
+        meter, index, begin = self._meter, flight.index, time.perf_counter()
+        received = flight.request.receive(self.binding.world, flight.handle)
+        end = time.perf_counter()
+        meter.add(index, exchange_s=end - begin, flight_s=end - flight.begun)
+        size, work = sum(map(torch.Tensor.numel, received)), self._trips.working_bytes(index)
+        meter.hold({("flight", index): size, ("work", index): work})
         try:
             flight.request = flight.trip.send(received)
             flight.stage += 1
@@ -430,14 +428,12 @@ class Step:
             self._finish(flight.index)
         else:
             del received
-            self._account("work", flight.index, 0)
             self._submit(flight)
 
     def _finish(self, index: int) -> None:
         """Record that a group's average has been delivered, or could not be read."""
         self._held -= self.binding.in_flight_bytes(self.layout.groups[index])
-        self._account("flight", index, 0)
-        self._account("work", index, 0)
-        self._account("result", index, self._results.kept_bytes(index))
+        kept = self._results.kept_bytes(index)
+        self._meter.hold({("flight", index): 0, ("work", index): 0, ("result", index): kept})
         self._returned.add(index)
         self._launch()

@@ -6,6 +6,7 @@ same trips.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Generator, Sequence
 from typing import TYPE_CHECKING, Protocol
 
@@ -115,16 +116,18 @@ class Trips:
         Raises:
             PayloadError: A payload arrived corrupt; see ``Exchange.average``.
         """
-        group = self._layout.groups[index]
-        self._meter.add("coordinates", group.coordinates, index)
-        self._meter.add("uncompressed_bytes", group.coordinates * group.dtype.itemsize, index)
-
-        with self._meter.time("encode_s", index):
-            flat = self._gathered(index)
-            parcel = self._parcel(index, factor, flat.device)
-            values = self._with_residual(index, flat[: parcel.quantized])
-            if self._zeros is not None:
-                self._zeros.look(group, values, parcel.codec)
+        group, begin = self._layout.groups[index], time.perf_counter()
+        flat = self._gathered(index)
+        parcel = self._parcel(index, factor, flat.device)
+        values = self._with_residual(index, flat[: parcel.quantized])
+        if self._zeros is not None:
+            self._zeros.look(group, values, parcel.codec)
+        self._meter.add(
+            index,
+            coordinates=group.coordinates,
+            uncompressed_bytes=group.coordinates * group.dtype.itemsize,
+            encode_s=time.perf_counter() - begin,
+        )
 
         averaging = self._exchange.average(parcel, flat, values)
         del flat, values  # valid until the first collective

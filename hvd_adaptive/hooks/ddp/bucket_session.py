@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import logging
+import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
@@ -142,8 +143,9 @@ class BucketSession(ApartFromHorovod):
             is_last: DDP says that it is the last one. If not, perhaps none is.
             as_filled: The bucket is as DDP has filled it; no hook around ours may have changed it.
         """
-        with self.compressor._training.meter.time("blocked_s"):
-            self._take(bucket, index, as_filled)
+        begin = time.perf_counter()
+        self._take(bucket, index, as_filled)
+        self.compressor._training.meter.add(blocked_s=time.perf_counter() - begin)
         pending = self._pending
         if pending is None or index is None:
             return  # whoever calls without an index calls ``finish``

@@ -207,8 +207,7 @@ class ShardedSession(ApartFromHorovod):
             values, padding = ordered[: parcel.quantized], module.padding * flat.numel()
             self._zeros.look(module.group, values, parcel.codec, round(padding / module.length))
         meter = self.compressor._training.meter
-        meter.add("coordinates", flat.numel(), index)
-        meter.add("uncompressed_bytes", flat.nbytes, index)
+        meter.add(index, coordinates=flat.numel(), uncompressed_bytes=flat.nbytes)
         try:
             route = binding.exchange.average(parcel, ordered, ordered[: parcel.quantized])
             del ordered
