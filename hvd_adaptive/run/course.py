@@ -89,7 +89,7 @@ class Course:
         legs = self._legs
         while True:
             if len(legs) >= self._window:
-                yield from self._to_its_end(legs[-self._window])
+                yield from self._up_to(legs[-self._window], legs[-self._window].stages)
             leg = self._begin()
             if leg is None:
                 if self._all_arrived:
@@ -102,7 +102,7 @@ class Course:
         for late in range(1, self._lag * (longest - 1) + 1):
             yield from self._next_stages(len(legs) + late)
         for leg in legs:
-            yield from self._to_its_end(leg)
+            yield from self._up_to(leg, leg.stages)
         self.is_over = True
 
     def _next_stages(self, begun: int) -> Generator[Leg, None, None]:
@@ -113,9 +113,6 @@ class Course:
                 return
             if place < len(self._legs) and stage < self._legs[place].stages:
                 yield from self._up_to(self._legs[place], stage)
-
-    def _to_its_end(self, leg: Leg) -> Generator[Leg, None, None]:
-        yield from self._up_to(leg, leg.stages)
 
     def _up_to(self, leg: Leg, stage: int) -> Generator[Leg, None, None]:
         while leg.stage < stage and not leg.is_over:

@@ -2,34 +2,17 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterable
+from typing import TYPE_CHECKING
 
 from hvd_adaptive.feedback import Residuals
 from hvd_adaptive.layout import Layout
 from hvd_adaptive.run.course import LAG, WINDOW, Course
-from hvd_adaptive.run.step import Step
+from hvd_adaptive.run.step import Flight, Step
 
 if TYPE_CHECKING:
     from hvd_adaptive.run.rank_context import RankContext
     from hvd_adaptive.run.worker import Worker
-
-
-@dataclass
-class _Leg:
-    """See course.Leg."""
-
-    step: OrderedStep
-    flight: Any
-    stages: int
-
-    @property
-    def stage(self) -> int:
-        return self.flight.stage
-
-    @property
-    def is_over(self) -> bool:
-        return self.flight.index in self.step.returned
 
 
 class OrderedStep(Step):
@@ -52,24 +35,23 @@ class OrderedStep(Step):
         worker: Worker | None = None,
     ) -> None:
         super().__init__(binding, layout, number, attempt, residuals, worker, disjoint=True)
-        self._results.write_early()  # from now on averages replace gradients at once
+        self.arrivals.write_early()  # from now on averages replace gradients at once
         self.may_receive = False
         self._course: Course | None = None  # until the device is known
         self._is_on_course = False
-
-    @property
-    def returned(self) -> set[int]:
-        """Return the groups that have been received, or could not be read."""
-        return self._returned
 
     def receive_all(self) -> None:
         """Complete the exchange of all groups, after ``launch_all``."""
         while self._turn(wait=True):
             pass
 
-    def is_back(self, slot: int) -> bool:
-        """Return whether ``result`` would return the average of a member without waiting."""
-        return all(group in self._returned for group, _ in self.layout.pieces_of[slot])
+    def is_back(self, slots: Iterable[int]) -> bool:
+        """Return whether ``result`` would return the averages of members without waiting."""
+        for slot in slots:
+            for group, _ in self.layout.pieces_of[slot]:
+                if group not in self._returned:
+                    return False
+        return True
 
     def send_the_rest(self) -> None:
         """Complete the exchange of a step that is given up.
@@ -94,44 +76,44 @@ class OrderedStep(Step):
                 # To receive in a hook would make the host wait: send all that fits, receive later.
                 lag, window = len(sizes), fitting
             self._course = Course(
-                self._begin_next, self._advance_leg, self._is_there, lag, min(window, fitting)
+                self._begin_next, self._advance, self._is_there, lag, min(window, fitting)
             )
         return self._course
 
     def _turn(self, wait: bool) -> bool:
         self._is_on_course = True
         try:
-            return self._known_course().turn(wait)
+            return (self._course or self._known_course()).turn(wait)
         finally:
             self._is_on_course = False
 
-    def _begin_next(self) -> _Leg | None:
+    def _begin_next(self) -> Flight | None:
         """Begin the next group in the layout's order, if it is complete or all have arrived.
 
         Groups without any gradient are left out, unless the step is given up.
         """
-        while self._all_arrived and self._next > 0 and self._is_left_out(self._next - 1):
-            self._next -= 1
+        arrivals, incomplete = self.arrivals, self._trips.incomplete
+        while self._all_arrived and (index := self._next - 1) >= 0:
+            if arrivals.any_of(index) or index in incomplete:
+                break
+            self._next = index
         index = self._next - 1
-        if index < 0 or not (self._all_arrived or self.arrivals.all_of(index)):
+        if index < 0 or not (self._all_arrived or arrivals.all_of(index)):
             return None
         self._next = index
-        self._start(index)
-        stages = self.binding.exchange.collectives(self.layout.groups[index].coordinates)
-        return _Leg(self, self._flying[-1], stages)
+        group = self.layout.groups[index]
+        flight = self._start(index, self.binding.in_flight_bytes(group))
+        flight.stages = self.binding.exchange.collectives(group.coordinates)
+        return flight
 
-    def _is_left_out(self, index: int) -> bool:
-        return not self.arrivals.any_of(index) and index not in self._trips.incomplete
-
-    def _advance_leg(self, leg: _Leg) -> None:
-        self._advance(leg.flight)
-
-    def _is_there(self, leg: _Leg) -> bool:
-        return leg.is_over or (self.may_receive and self._is_back(leg.flight))
+    def _is_there(self, flight: Flight) -> bool:
+        return flight.is_over or (self.may_receive and self.binding.world.poll(flight.handle))
 
     def _launch(self) -> None:
         if self._is_on_course:
             return
+        if self.arrivals.mail:
+            self.arrivals.read()
         if self._all_arrived:
             self._known_course().all_arrived()
         while self._turn(wait=False):
@@ -140,15 +122,13 @@ class OrderedStep(Step):
     def _submit_second_stages(self) -> None:
         """Do nothing: the course submits them."""
 
-    def _receive_last_stages(self) -> None:
+    def _receive(self) -> None:
         """Decode groups whose last collective has been received; none follows, so no order."""
         if not self.may_receive or self.device.type != "cpu":
             return
-        stages = self.binding.exchange.collectives
-        for flight in list(self._flying):
-            last = stages(self.layout.groups[flight.index].coordinates) - 1
-            back = flight.stage == last and self._is_back(flight)
-            if back and flight in self._flying:  # another's end may have taken the course further
+        for flight in tuple(self._flying):  # one's end may take the course further
+            is_last = flight.stage == flight.stages - 1
+            if is_last and self.binding.world.poll(flight.handle):
                 self._advance(flight)
 
     def _advance_oldest(self) -> None:

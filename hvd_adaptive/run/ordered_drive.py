@@ -177,7 +177,7 @@ class OrderedDrive(Drive):
         """Deliver averages that have been received; with residuals all are delivered at the end."""
         delivered = False
         while self._deliveries and self.binding.compressor._training.residuals is None:
-            if not all(map(self.step.is_back, self._deliveries[0].gradients)):
+            if not self.step.is_back(self._deliveries[0].gradients):
                 break
             self._deliver(None)
             delivered = True

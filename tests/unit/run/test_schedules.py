@@ -196,7 +196,6 @@ def test_any_schedule():
 
 def test_swapped_submissions_are_found(monkeypatch):
     """A worker that begins groups in the order of their arrival."""
-    from hvd_adaptive.run import ordered
     from hvd_adaptive.run.ordered import OrderedStep
 
     right = OrderedStep._begin_next
@@ -207,8 +206,9 @@ def test_swapped_submissions_are_found(monkeypatch):
         if not self.binding.world.rank or self._all_arrived or not complete:
             return right(self)
         begun.add(complete[0])
-        self._start(complete[0])
-        return ordered._Leg(self, self._flying[-1], 1)
+        flight = self._start(complete[0], 0)
+        flight.stages = 1
+        return flight
 
     monkeypatch.setattr(OrderedStep, "_begin_next", wrong)
     assert first_failure(check, (OrderError, AssertionError)) is not None
@@ -230,7 +230,7 @@ def test_a_future_that_is_set_early_is_found(monkeypatch):
     """A future that is set when the groups of its bucket have been sent, not received."""
     from hvd_adaptive.run.ordered import OrderedStep
 
-    monkeypatch.setattr(OrderedStep, "is_back", lambda self, slot: True)
+    monkeypatch.setattr(OrderedStep, "is_back", lambda self, slots: True)
     assert first_failure(check, (AssertionError, RuntimeError, DeadlockError)) is not None
 
 
