@@ -70,7 +70,7 @@ class OrderedStep(Step):
     def _known_course(self) -> Course:
         if self._course is None:
             lag, window = LAG, WINDOW
-            sizes = [self.binding.in_flight_bytes(group) for group in self.layout.groups]
+            sizes = self.binding.in_flight_bytes(self.layout)
             fitting = self.binding.settings.tuning.in_flight_bytes // max(1, *sizes)
             if self.device.type != "cpu":
                 # To receive in a hook would make the host wait: send all that fits, receive later.
@@ -101,9 +101,9 @@ class OrderedStep(Step):
         if index < 0 or not (self._all_arrived or arrivals.all_of(index)):
             return None
         self._next = index
-        group = self.layout.groups[index]
-        flight = self._start(index, self.binding.in_flight_bytes(group))
-        flight.stages = self.binding.exchange.collectives(group.coordinates)
+        flight = self._start(index, self.binding.in_flight_bytes(self.layout)[index])
+        coordinates = self.layout.groups[index].coordinates
+        flight.stages = self.binding.exchange.collectives(coordinates)
         return flight
 
     def _is_there(self, flight: Flight) -> bool:

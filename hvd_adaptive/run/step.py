@@ -306,7 +306,7 @@ class Step:
             if not arrivals.any_of(index):
                 self._next = index
                 continue
-            most = self.binding.in_flight_bytes(self.layout.groups[index])
+            most = self.binding.in_flight_bytes(self.layout)[index]
             bound = self.binding.settings.tuning.in_flight_bytes
             if self._flying and self._held + most > bound:
                 break
@@ -384,7 +384,7 @@ class Step:
         received = flight.request.receive(self.binding.world, flight.handle)
         end = time.perf_counter()
         self._meter.add(index, exchange_s=end - begin, flight_s=end - flight.begun)
-        size, work = sum(map(torch.Tensor.numel, received)), self._trips.working_bytes(index)
+        size, work = sum(map(torch.Tensor.numel, received)), self._trips.working[index]
         self._meter.hold({("flight", index): size, ("work", index): work})
         flight.stage += 1
         try:

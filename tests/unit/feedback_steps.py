@@ -62,8 +62,8 @@ class OneRank:
     def buffer(self, use, coordinates, dtype, device):
         return torch.full((coordinates,), 7.0, dtype=dtype)
 
-    def in_flight_bytes(self, group):
-        return 4 * group.coordinates
+    def in_flight_bytes(self, layout):
+        return [4 * group.coordinates for group in layout.groups]
 
     def begin(self, attempt: int = 0) -> Step:
         """As the session makes a step."""
