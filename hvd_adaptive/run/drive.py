@@ -53,10 +53,6 @@ class Drive(ABC):
     def give_up(self) -> None:
         """Give the step up, so that ranks remain in one order of collectives."""
 
-    def advance(self) -> bool | None:
-        """Take the step further on the worker thread; see ``worker.Work.advance``."""
-        return self.go_on()
-
     def go_on(self) -> bool | None:
         """Take the step to where it must wait; see ``Road``."""
         with self.lock:
@@ -70,6 +66,8 @@ class Drive(ABC):
             except BaseException as error:
                 self.fail(error)
             return None
+
+    advance = go_on  # on the worker thread; see ``worker.Work.advance``
 
     def complete(self) -> None:
         """Take the step to its end in the program's thread."""

@@ -14,10 +14,9 @@ import torch.distributed as dist
 from hvd_adaptive.base.errors import RankMismatchError, WarnOnce
 from hvd_adaptive.changes import begin_step
 from hvd_adaptive.hooks.connected import ApartFromHorovod
-from hvd_adaptive.hooks.ddp.arrived import Arrived
 from hvd_adaptive.hooks.ddp.buckets import Bucket, BucketBinding, Names
 from hvd_adaptive.hooks.ddp.early import EarlyGroups
-from hvd_adaptive.hooks.ddp.pending import Pending, at_end_of_backward, is_nested
+from hvd_adaptive.hooks.ddp.pending import Arrived, Pending, at_end_of_backward, is_nested
 from hvd_adaptive.run.agreement import compare_settings
 from hvd_adaptive.run.ordered_drive import OrderedDriver
 from hvd_adaptive.transport.horovod_rounds import HorovodRounds
@@ -163,7 +162,8 @@ class BucketSession(ApartFromHorovod):
             pending = None
         if pending is None:
             pending = self._begin_step(bucket)
-        pending.add(bucket)
+        pending.buckets.append(bucket)
+        pending.parameters.update(bucket.identities)
         if pending.collects and index == 0 and len(pending.buckets) > 1:
             # DDP waits for the futures of the first iteration before it says which bucket is last.
             self._average_plainly(pending)
