@@ -1,13 +1,25 @@
-"""Define OrderedStep, a step whose ranks submit collectives in one order."""
+"""Define OrderedStep, a step whose ranks submit collectives in one order, a Course.
+
+Where the transport pairs collectives by their order (torch.distributed), no rank may decide by
+timing what it submits next. With n groups of two collectives the order is
+
+    A1, A2, B1, A3, B2, ..., An, Bn-1, Bn
+
+Groups begin in the layout's order, each when it is complete. A group's next collective follows the
+beginning of the next group, so one message travels while another is encoded or decoded. A group
+ends before the one WINDOW places later begins, which bounds the memory in flight.
+
+A rank therefore waits only for what all ranks submit before whatever they submit next: the rank
+that is behind all others never waits for them, so there is no deadlock.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Generator, Iterable
+from typing import TYPE_CHECKING, Any, Protocol
 
 from hvd_adaptive.feedback import Residuals
 from hvd_adaptive.layout import Layout
-from hvd_adaptive.run.course import LAG, WINDOW, Course
 from hvd_adaptive.run.step import Flight, Step
 
 if TYPE_CHECKING:
@@ -15,8 +27,111 @@ if TYPE_CHECKING:
     from hvd_adaptive.run.worker import Worker
 
 
+LAG, WINDOW = 1, 3
+
+
+class Leg(Protocol):
+    """A group in flight, as a course sees it.
+
+    Attributes:
+        stage: The collective that it waits for, from 0.
+        stages: The number of its collectives.
+        is_over: Whether its last collective has been received.
+    """
+
+    stage: int
+    stages: int
+    is_over: bool
+
+
+class Course:
+    """Begin and advance groups in one order on all ranks.
+
+    Args:
+        begin: Function that encodes the next complete group, submits its first collective, and
+            returns it; None if no group is complete.
+        advance: Function that waits for a group's collective, and submits its next one, if any.
+        is_there: Function that returns whether a group's collective has been received, so that
+            ``advance`` would not wait.
+        lag: Groups that begin before a group's next collective.
+        window: Most groups in flight, at least 2.
+
+    Attributes:
+        all_arrived: No further group becomes complete.
+        is_over: All groups have been received.
+    """
+
+    def __init__(
+        self,
+        begin: Callable[[], Any],
+        advance: Callable[[Any], None],
+        is_there: Callable[[Any], bool],
+        lag: int = LAG,
+        window: int = WINDOW,
+    ) -> None:
+        self._begin, self._advance, self._is_there = begin, advance, is_there
+        self._lag, self._window = lag, max(2, window)
+        self._legs: list[Leg] = []
+        self.all_arrived = False
+        self._events = self._run()
+        self._waits_for: Leg | None = None
+        self.is_over = False
+
+    def turn(self, wait: bool) -> bool:
+        """Do what comes next: begin a group or advance one.
+
+        Args:
+            wait: Whether to wait for the group's collective if it has not been received.
+
+        Returns:
+            Whether anything was done. If not, and ``wait``, a group must be complete first, or the
+            course is over.
+        """
+        leg, begun = self._waits_for, len(self._legs)
+        if self.is_over or (leg is not None and not wait and not self._is_there(leg)):
+            return False
+        self._waits_for = next(self._events, None)
+        return leg is not None or self._waits_for is not None or len(self._legs) > begun
+
+    def _run(self) -> Generator[Leg | None, None, None]:
+        """Yield the group whose collective comes next, or None if a group must be complete."""
+        legs, longest = self._legs, 0
+        while True:
+            if len(legs) >= self._window:
+                yield from self._up_to(legs[-self._window], legs[-self._window].stages)
+            leg = self._begin()
+            if leg is None:
+                if self.all_arrived:
+                    break
+                yield None
+                continue
+            legs.append(leg)
+            longest = max(longest, leg.stages)
+            yield from self._next_stages(len(legs))
+        for late in range(1, self._lag * (longest - 1) + 1):
+            yield from self._next_stages(len(legs) + late)
+        for leg in legs:
+            yield from self._up_to(leg, leg.stages)
+        self.is_over = True
+
+    def _next_stages(self, begun: int) -> Generator[Leg, None, None]:
+        """Submit what follows the beginning of group number ``begun``, counted from 1."""
+        for stage in range(1, begun):
+            place = begun - 1 - stage * self._lag
+            if place < 0:
+                return
+            if place < len(self._legs) and stage < self._legs[place].stages:
+                yield from self._up_to(self._legs[place], stage)
+
+    def _up_to(self, leg: Leg, stage: int) -> Generator[Leg, None, None]:
+        while leg.stage < stage and not leg.is_over:
+            yield leg
+            if not leg.is_over:  # a last collective may have been received meanwhile
+                self._advance(leg)
+
+
 class OrderedStep(Step):
-    """A step whose collectives follow a Course (course.py).
+    """A step whose collectives follow a Course.
 
     Its gradients are final when they arrive (DDP's buckets, differences of models), so averages
     replace them at once, and the groups of an arrived gradient need not wait for others.
@@ -64,7 +179,7 @@ class OrderedStep(Step):
             groups = range(len(self.layout.groups))
             self._trips.incomplete = {index for index in groups if not self.arrivals.all_of(index)}
             self._all_arrived = True
-            self._known_course().all_arrived()
+            self._known_course().all_arrived = True
             self.receive_all()
 
     def _known_course(self) -> Course:
@@ -115,7 +230,7 @@ class OrderedStep(Step):
         if self.arrivals.mail:
             self.arrivals.read()
         if self._all_arrived:
-            self._known_course().all_arrived()
+            self._known_course().all_arrived = True
         while self._turn(wait=False):
             pass
 

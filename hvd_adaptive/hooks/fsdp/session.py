@@ -306,8 +306,7 @@ class ShardedSession(ApartFromHorovod):
         if not self._shards:
             self._binding.parts = self._modules.parts()
             self._binding.prepare(step)
-        compressor._training.updates.due(step)  # once a step, whatever it returns
-        self._is_sampled = compressor._training.updates.needs_samples(step)
+        self._is_sampled = compressor._training.updates.at(step).samples
         if self._is_sampled or step == compressor.settings.warmup_steps:
             world.forget_lengths()
         looks = compressor.parts.looks_for_zeros and world.rank == 0

@@ -24,7 +24,7 @@ from hvd_adaptive.hooks.horovod.joined import JoinedStep
 from hvd_adaptive.hooks.horovod.newcomers import take_first_state
 from hvd_adaptive.hooks.horovod.placeholder import Reduction, StepsDiffer, check_reduced
 from hvd_adaptive.layout import Layout, Member, build_layout
-from hvd_adaptive.run.drive import Drive, Road
+from hvd_adaptive.run.driver import Drive, Road
 from hvd_adaptive.run.step import Step
 from hvd_adaptive.transport.collectives import InFlight
 from hvd_adaptive.transport.horovod_world import Abandoned
