@@ -124,7 +124,7 @@ class ScheduledUpdates(Updates):
         is_fitted = self._codecs[""].is_fitted
         precedes = is_fitted and self.schedule.precedes_fit(step)
         first = is_fitted and self.schedule.is_due(step)
-        second = self._second_schedule.is_due(step)
+        second = self._second_schedule.retry_at == step  # nothing is planned
         return Due(first, second, precedes or first or second)
 
     def prepare_second_stages(self, ranks: int, labels: Sequence[str], step: int) -> None:

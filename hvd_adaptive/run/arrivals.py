@@ -85,6 +85,15 @@ class Arrivals:
             yield slot
             slot = self.here.find(0, slot + 1)
 
+    def describe(self) -> str:
+        """Return in words how many gradients have arrived, and some that have not."""
+        members = self._layout.members
+        missing = [members[slot].name for slot in self.missing()]
+        more = f" and {len(missing) - 3} more" if len(missing) > 3 else ""
+        without = f", without {', '.join(missing[:3])}{more}" if missing else ""
+        there = len(members) - len(missing)
+        return f"{there} of {len(members)} gradients have arrived{without}"
+
     def arrive(self, slot: int, tensor: torch.Tensor, is_gradient: bool = True) -> None:
         """Accept a member's gradient.
 

@@ -20,7 +20,8 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from hvd_adaptive.feedback import Residuals
 from hvd_adaptive.layout import Layout
-from hvd_adaptive.run.step import Flight, Step
+from hvd_adaptive.run.step import Step
+from hvd_adaptive.run.trip import Flight
 
 if TYPE_CHECKING:
     from hvd_adaptive.run.rank_context import RankContext

@@ -1,4 +1,4 @@
-"""Define Step, which exchanges one step's gradients in groups."""
+"""Define Step, which exchanges one step's gradients in groups, and is the base of two kinds."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ import functools
 import threading
 import time
 import weakref
+from abc import ABC, abstractmethod
 from collections import deque
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, cast
 
 import torch
 
@@ -17,32 +17,19 @@ from hvd_adaptive.feedback import Residuals
 from hvd_adaptive.layout import Group, Layout
 from hvd_adaptive.run.arrivals import Arrivals
 from hvd_adaptive.run.failures import Failures, step_failed
-from hvd_adaptive.run.trip import Trip, Trips
-from hvd_adaptive.transport.collectives import AllGather, Collective, InFlight
+from hvd_adaptive.run.trip import Flight, Trips
+from hvd_adaptive.transport.collectives import AllGather, InFlight
 
 if TYPE_CHECKING:
     from hvd_adaptive.run.rank_context import RankContext
     from hvd_adaptive.run.worker import Worker
 
 
-@dataclass(eq=False)
-class Flight:
-    """A group in flight, and the collective that its trip waits for."""
-
-    index: int
-    trip: Trip
-    request: Collective
-    most: int  # bytes that its exchange holds
-    early: int | None = None  # the number of its stages, if they may go on before the first result
-    stages: int = 0  # the number of its stages, in an OrderedStep
-    stage: int = 0
-    is_over: bool = False
-    handle: Any = None
-    begun: float = 0.0
-
-
-class Step:
+class Step(ABC):
     """Exchange the gradients of one step.
+
+    The order of collectives is that of an UnorderedStep (unordered.py), whose ranks pair them by
+    name, or of an OrderedStep (ordered.py).
 
     1. ``arrive`` accepts a member's gradient. After ``release``, complete groups are launched in
        the layout's reverse order on every rank (roughly the order of the backward pass), within the
@@ -63,7 +50,6 @@ class Step:
         arrive: See ``Arrivals.arrive``; without a worker it launches groups that are complete.
         has: Function that returns whether a member's gradient has arrived.
         finished: The result of every gradient that arrived was returned.
-        is_received: All groups have been received, after ``launch_all``.
     """
 
     counts = True
@@ -79,10 +65,8 @@ class Step:
         worker: Worker | None = None,
         disjoint: bool = False,
     ) -> None:
-        self.binding = binding
-        self.layout = layout
-        self.number = number
-        self.attempt = attempt
+        self.binding, self.layout = binding, layout
+        self.number, self.attempt = number, attempt
         self.lock = self.make_lock()
         self.names: set[str] = set()
         # A weak reference: gradients are freed with their step.
@@ -90,7 +74,7 @@ class Step:
         on_news = no_worker if worker is None else worker.wake
         self.arrivals = Arrivals(binding, layout, on_news, worker is None, disjoint)
         self.arrive, self.has = self.arrivals.arrive, self.arrivals.here.__getitem__
-        self.finished = self.is_received = False
+        self.finished = False
         self._meter = binding.compressor._training.meter
         self._factor = 0.0  # until release or launch_all
         self._trips = Trips(
@@ -105,26 +89,13 @@ class Step:
             residuals=residuals,
         )
         self._worker = worker
-        self._hold = True
-        self._all_arrived = False
+        self._hold, self._all_arrived = True, False
         self._next = len(layout.groups)
         self._flying: deque[Flight] = deque()
         self._held = 0
         self._returned: set[int] = set()  # groups that have been received, or could not be read
         self._failures = Failures()
         self._failed: dict[int, int] | None = None
-
-    def renumber(self, number: int) -> None:
-        """Adopt the number of the first rank, before anything is sent."""
-        self.number = self._trips.number = number
-
-    @property
-    def arrived(self) -> dict[int, torch.Tensor]:
-        """Return the gradients by slot."""
-        with self.lock:
-            self.arrivals.read()
-            there = enumerate(self.arrivals.tensors)
-            return {slot: tensor for slot, tensor in there if tensor is not None}
 
     def release(self, factor: float) -> None:
         """Launch complete groups from now on, and submit their second stages.
@@ -227,14 +198,7 @@ class Step:
 
     def describe(self) -> str:
         """Return what the step waits for, in lines."""
-        members = self.layout.members
-        missing = [members[slot].name for slot in self.arrivals.missing()]
-        more = f" and {len(missing) - 3} more" if len(missing) > 3 else ""
-        lines = [
-            f"step {self.number}, attempt {self.attempt}: {len(members) - len(missing)} of "
-            f"{len(members)} gradients have arrived"
-            + (f", without {', '.join(missing[:3])}{more}" if missing else "")
-        ]
+        lines = [f"step {self.number}, attempt {self.attempt}: {self.arrivals.describe()}"]
         now = time.perf_counter()
         lines += [
             f"{self.layout.labels[f.index]}: collective {f.stage + 1}, for {now - f.begun:.1f} s"
@@ -296,38 +260,21 @@ class Step:
         """Return the device of the gradients."""
         return self.arrivals.device
 
+    @abstractmethod
     def _launch(self) -> None:
-        """Launch groups that are ready, in order, within the bound on memory."""
-        arrivals = self.arrivals
-        if arrivals.mail:
-            arrivals.read()
-        while self._next > 0 and (self._all_arrived or arrivals.all_of(self._next - 1)):
-            index = self._next - 1
-            if not arrivals.any_of(index):
-                self._next = index
-                continue
-            most = self.binding.in_flight_bytes(self.layout)[index]
-            bound = self.binding.settings.tuning.in_flight_bytes
-            if self._flying and self._held + most > bound:
-                break
-            self._next = index
-            self._start(index, most)
-            self._submit_second_stages()
-        self.is_received = not self._flying and self._next == 0
+        """Launch groups that are ready, within the bound on memory."""
 
+    @abstractmethod
     def _submit_second_stages(self) -> None:
-        """Submit the second stages of groups whose first stage has been received, without waiting.
+        """Submit second stages whose first stage has been received, without waiting."""
 
-        Ranks do so at different times; Horovod orders collectives. There is no deadlock: all ranks
-        advance first stages in the order of their launch, so a rank that waits for its oldest group
-        waits for ranks that are behind it, or for an older group. Averages are not decoded here,
-        because they would overwrite memory into which autograd may still accumulate.
-        """
-        for flight in tuple(self._flying):
-            if flight.stage == 0:
-                if flight.early != 2 or not self.binding.world.poll(flight.handle):
-                    return
-                self._advance(flight)
+    @abstractmethod
+    def _receive(self) -> None:
+        """Advance groups whose collective has been received, without waiting."""
+
+    @abstractmethod
+    def _advance_oldest(self) -> None:
+        """Wait for the collective that comes next, and advance its group."""
 
     def _start(self, index: int, most: int) -> Flight:
         """Encode a group and submit its payload; ``most``: bytes that its exchange holds."""
@@ -351,28 +298,6 @@ class Step:
         self.names.add(name)
         flight.request = request.waiting()
         self._flying.append(flight)
-
-    def _advance_oldest(self) -> None:
-        """Wait for the collective that was submitted first, and advance its group."""
-        if not self._flying:
-            raise RuntimeError("this gradient's step was given up: backward has run again since")
-        self._advance(self._flying[0])
-
-    def _receive(self) -> None:
-        """Advance groups whose collective has been received, without waiting.
-
-        A group's first stage is advanced in the order of launch (``_submit_second_stages``). After
-        its last stage a group submits nothing, so the order does not matter. Other stages are
-        advanced in the order of their submission, after all gradients have arrived.
-        """
-        poll, first_is_next = self.binding.world.poll, True
-        for flight in tuple(self._flying):
-            is_second_next = flight.early == 2 and flight.stage == 0 and first_is_next
-            is_last = flight.early == flight.stage + 1
-            is_oldest = self._all_arrived and self._flying and flight is self._flying[0]
-            if (is_second_next or is_last or is_oldest) and poll(flight.handle):
-                self._advance(flight)
-            first_is_next = first_is_next and flight.stage > 0
 
     def _advance(self, flight: Flight) -> None:
         """Wait for a collective, then submit the next one of its group.

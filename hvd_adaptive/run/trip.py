@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import time
 from collections.abc import Generator, Sequence
-from typing import TYPE_CHECKING, Protocol
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 
@@ -34,6 +35,22 @@ INCOMPLETE = 2**30
 
 # Yields collectives, and receives their results.
 Trip = Generator[Collective, list[torch.Tensor], None]
+
+
+@dataclass(eq=False)
+class Flight:
+    """A group in flight, and the collective that its trip waits for."""
+
+    index: int
+    trip: Trip
+    request: Collective
+    most: int  # bytes that its exchange holds
+    early: int | None = None  # the number of its stages, if they may go on before the first result
+    stages: int = 0  # the number of its stages, in an OrderedStep
+    stage: int = 0
+    is_over: bool = False
+    handle: Any = None
+    begun: float = 0.0
 
 
 class Gradients(Memory, Protocol):
