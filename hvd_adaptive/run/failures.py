@@ -60,10 +60,10 @@ class Failures:
         own = torch.cat([torch.tensor([self._number], device="cpu"), numbers.view(torch.int64)])
         everyone = world.gather_equal(own, name) if world.size > 1 else own[None]
         rows = everyone[:, 1:].contiguous().view(torch.float64).tolist()
-        numbers = everyone[:, 0].tolist()
-        if not any(numbers):
+        of_ranks = everyone[:, 0].tolist()
+        if not any(of_ranks):
             return {}, rows
-        failed = {rank: number for rank, number in enumerate(numbers) if number}
+        failed = {rank: number for rank, number in enumerate(of_ranks) if number}
         # Ranks that failed because of another rank are named only if no other rank is.
         origins = {rank: number for rank, number in failed.items() if number > 0} or failed
         return {rank: abs(number) - 1 for rank, number in origins.items()}, rows
