@@ -69,7 +69,7 @@ class Changing:
         connection = self._training.connection
         is_idle = connection is None or connection.is_idle  # may wait for a step
         self._request(keywords)
-        if is_idle:
+        if is_idle and self._next is not None:
             self._apply_changes()
 
     def _load_from(self, old: Any, keep: bool) -> None:
@@ -94,9 +94,8 @@ class Changing:
             self._next = self._with(known._changed | changed)
 
     def _apply_changes(self) -> bool:
+        """Adopt ``_next``, which is not None; return whether a setting changed that ranks share."""
         new, self._next = self._next, None
-        if new is None:
-            return False
         changed = {n: v for n, v in new._changed.items() if self._changed.get(n, new) != v}
         if new._codec.settings_fingerprint == self._codec.settings_fingerprint:
             self._changed, self.settings = new._changed, new.settings  # settings of this rank alone
@@ -188,4 +187,4 @@ def begin_step(compressor: Changing) -> bool:
                 "keywords, or None"
             )
         compressor._request(keywords or {})
-    return compressor._apply_changes()
+    return compressor._next is not None and compressor._apply_changes()

@@ -89,6 +89,11 @@ class Group:
     def slots(self) -> frozenset[int]:
         return frozenset(piece.slot for piece in self.pieces)
 
+    @functools.cached_property
+    def sizes(self) -> list[int]:
+        """Return the number of coordinates of each piece."""
+        return [piece.numel for piece in self.pieces]
+
     def moved(self, slots: int) -> Group:
         """Return the group of a layout that has ``slots`` more members before these."""
         pieces = tuple(replace(piece, slot=piece.slot + slots) for piece in self.pieces)
@@ -122,6 +127,11 @@ class Layout:
             for piece in group.pieces:
                 pieces[piece.slot].append((index, piece))
         return pieces
+
+    @functools.cached_property
+    def counts(self) -> list[int]:
+        """Return the number of members of each group."""
+        return [len(group.slots) for group in self.groups]
 
     def index_of(self, group: Group) -> int:
         """Return the index of one of the groups."""

@@ -39,6 +39,7 @@ class UpdateSchedule:
 
     Attributes:
         planned: Callable that returns whether a step is planned, regardless of earlier updates.
+        retry_at: A step at which the table is refitted even if it is not planned, or None.
 
     Raises:
         ValueError: ``steps`` is something else.
@@ -57,7 +58,7 @@ class UpdateSchedule:
             raise ValueError(
                 f"update_steps={steps!r}: must be an iterable of ascending steps or a callable"
             )
-        self._retry_at: int | None = None
+        self.retry_at: int | None = None
         self._wait = 1
         self._again = False  # whether the update at that step is a retry rather than a request
         self._answers: dict[int, bool] = {}  # of ``planned``, from the current step on
@@ -67,7 +68,7 @@ class UpdateSchedule:
         """Return whether the table is refitted at ``step``."""
         if step not in self._answers:
             self._plan(step, 1)
-        return self._answers[step] or step == self._retry_at
+        return self._answers[step] or step == self.retry_at
 
     def precedes_fit(self, step: int) -> bool:
         """Return whether ``step`` is sampled for a fit at one of the steps after it."""
@@ -75,13 +76,13 @@ class UpdateSchedule:
             self._plan(step, WINDOW)
             later = map(self._answers.__getitem__, range(step + 1, step + WINDOW))
             self._ahead = step, any(later)
-        return self._ahead[1] or self._retry_at in range(step + 1, step + WINDOW)
+        return self._ahead[1] or self.retry_at in range(step + 1, step + WINDOW)
 
     def retries(self, step: int) -> bool:
         """Return whether ``step`` is due only because an earlier update was incomplete."""
         if step not in self._answers:
             self._plan(step, 1)
-        return self._again and step == self._retry_at and not self._answers[step]
+        return self._again and step == self.retry_at and not self._answers[step]
 
     def _plan(self, step: int, count: int) -> None:
         """Make the answers those of ``count`` steps from ``step`` on.
@@ -95,17 +96,17 @@ class UpdateSchedule:
 
     def request(self, step: int) -> None:
         """Request an update at ``step``, in addition to the planned ones."""
-        self._retry_at, self._wait, self._again = step, 1, False
+        self.retry_at, self._wait, self._again = step, 1, False
 
     def done(self, step: int, complete: bool) -> None:
         """Record whether the update at ``step`` was complete; an incomplete one is retried."""
-        if complete or step != self._retry_at:
+        if complete or step != self.retry_at:
             self._wait = 1  # a planned update starts a new sequence of retries
         self._again = not complete
         if complete:
-            self._retry_at = None
+            self.retry_at = None
         else:
-            self._retry_at, self._wait = step + self._wait, min(2 * self._wait, LONGEST_WAIT)
+            self.retry_at, self._wait = step + self._wait, min(2 * self._wait, LONGEST_WAIT)
 
     def go_on(self, old: UpdateSchedule) -> None:
         """Continue a schedule of the same steps."""
@@ -115,7 +116,7 @@ class UpdateSchedule:
     def state_dict(self) -> dict[str, Any]:
         """Return the pending retry as numbers (-1 for none)."""
         return {
-            "retry_at": -1 if self._retry_at is None else self._retry_at,
+            "retry_at": -1 if self.retry_at is None else self.retry_at,
             "wait": self._wait,
             "again": int(self._again),
         }
@@ -126,7 +127,7 @@ class UpdateSchedule:
         Raises:
             ValueError: The state is invalid; nothing is changed then.
         """
-        self._retry_at, self._wait, self._again = self.checked(state)
+        self.retry_at, self._wait, self._again = self.checked(state)
 
     @staticmethod
     def checked(state: Any) -> tuple[int | None, int, bool]:

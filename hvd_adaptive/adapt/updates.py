@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -19,6 +19,22 @@ from hvd_adaptive.base.errors import WarnOnce
 logger = logging.getLogger("hvd_adaptive")
 
 
+class Due(NamedTuple):
+    """What is due at a step.
+
+    first: The tables of gradients, not only those of averages, are refitted.
+    second: New second stages are fitted, whatever the schedule says.
+    samples: ``Updates.run`` must be called: for a fit at the step, or for one soon after.
+    """
+
+    first: bool
+    second: bool
+    samples: bool
+
+
+NOTHING = Due(False, False, False)
+
+
 class Updates:
     """Updates of a scheme that is never fitted: there are none.
 
@@ -29,21 +45,18 @@ class Updates:
     def __init__(self, codecs: Mapping[str, Any]) -> None:
         self._codecs = codecs
 
+    def at(self, step: int) -> Due:
+        """Return what is due at ``step``. Wrong ``update_steps`` raise here."""
+        return NOTHING
+
     def due(self, step: int) -> bool:
         """Return whether tables are refitted at ``step``."""
-        return False
-
-    def first_due(self, step: int) -> bool:
-        """Return whether the tables of gradients, not only those of averages, are refitted."""
-        return False
-
-    def second_due(self, step: int) -> bool:
-        """Return whether new second stages are fitted at ``step``, whatever the schedule says."""
-        return False
+        due = self.at(step)
+        return due.first or due.second
 
     def needs_samples(self, step: int) -> bool:
-        """Return whether ``run`` must be called: for a fit at ``step``, or for one soon after."""
-        return False
+        """Return whether ``run`` must be called; see ``Due.samples``."""
+        return self.at(step).samples
 
     def prepare_second_stages(self, ranks: int, labels: Sequence[str], step: int) -> None:
         """Make the second stages of parts before ``step``, at which new tables are fitted."""
@@ -107,19 +120,12 @@ class ScheduledUpdates(Updates):
         self._window = SampleWindow()
         self._warn_kept, self._warn_lost = WarnOnce(logger), WarnOnce(logger)
 
-    def due(self, step: int) -> bool:
-        # Wrong ``update_steps`` raise here, before anything is sent.
-        return self.needs_samples(step) and (self.first_due(step) or self.second_due(step))
-
-    def first_due(self, step: int) -> bool:
-        return self._codecs[""].is_fitted and self.schedule.is_due(step)
-
-    def second_due(self, step: int) -> bool:
-        return self._second_schedule.is_due(step)
-
-    def needs_samples(self, step: int) -> bool:
-        precedes = self._codecs[""].is_fitted and self.schedule.precedes_fit(step)
-        return precedes or self.first_due(step) or self.second_due(step)
+    def at(self, step: int) -> Due:
+        is_fitted = self._codecs[""].is_fitted
+        precedes = is_fitted and self.schedule.precedes_fit(step)
+        first = is_fitted and self.schedule.is_due(step)
+        second = self._second_schedule.retry_at == step  # nothing is planned
+        return Due(first, second, precedes or first or second)
 
     def prepare_second_stages(self, ranks: int, labels: Sequence[str], step: int) -> None:
         super().prepare_second_stages(ranks, labels, step)
@@ -142,7 +148,7 @@ class ScheduledUpdates(Updates):
             for label, codec in codecs.items()
         }
         self._window.add(worker, step, own)
-        if self.first_due(step) or self.second_due(step):
+        if self.due(step):
             self._fit(step, codecs, own, sync, worker)
         if not (self._codecs[""].is_fitted and self.schedule.precedes_fit(step)):
             self._window.clear()
@@ -156,7 +162,7 @@ class ScheduledUpdates(Updates):
         worker: int,
     ) -> None:
         """Refit the tables of ``codecs`` to ``own`` statistics and those of earlier steps."""
-        seconds, alone = self._seconds(list(codecs)), not self.first_due(step)
+        seconds, alone = self._seconds(list(codecs)), not self.at(step).first
         schedule = self._second_schedule if alone else self.schedule
         joint = JointUpdate(
             codecs,

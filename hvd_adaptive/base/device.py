@@ -5,7 +5,7 @@ No function waits for a whole device, and all are no-ops for tensors on the CPU.
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterable, Iterator, Sequence
+from collections.abc import Hashable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -104,25 +104,3 @@ def taken_over(tensor: torch.Tensor) -> torch.Tensor:
             current.wait_stream(default)
             tensor.record_stream(current)
     return tensor
-
-
-class Streams:
-    """Streams on which the gradients of a step became ready.
-
-    Autograd runs each operation's backward pass on the stream of its forward pass.
-    """
-
-    def __init__(self) -> None:
-        self._of: dict[int, torch.cuda.Stream] = {}
-
-    def arrived(self, slot: int, tensor: torch.Tensor) -> None:
-        """Record that ``tensor`` is ready once the current stream has completed its work."""
-        if tensor.is_cuda:
-            self._of[slot] = torch.cuda.current_stream(tensor.device)
-
-    def join(self, slots: Iterable[int]) -> None:
-        """Make the current stream wait for these gradients."""
-        for stream in {self._of[slot] for slot in slots if slot in self._of}:
-            current = torch.cuda.current_stream(stream.device)
-            if current != stream:
-                current.wait_stream(stream)

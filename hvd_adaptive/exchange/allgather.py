@@ -42,8 +42,7 @@ class AllgatherExchange(Exchange):
         begin = time.perf_counter()
         payloads, key = parcel.codec.payloads, parcel.key(self.rank)
         payload = payloads.encode(flat, parcel.quantized, key, parcel.layout, values)
-        parcel.encoded([payload], values)
-        parcel.spent("encode_s", begin)
+        parcel.encoded([payload], values, begin)
         del flat, values
 
         arrived = yield AllGather(payload.memory)

@@ -164,9 +164,9 @@ class Parcel:
     def spent(self, figure: str, begin: float) -> None:
         """Add the seconds since ``begin`` to a figure of the step and of the group."""
         if self.meter is not None:
-            self.meter.add(figure, time.perf_counter() - begin, self.index)
+            self.meter.add(self.index, **{figure: time.perf_counter() - begin})
 
-    def encoded(self, payloads: Sequence[Encoded], values: torch.Tensor) -> None:
+    def encoded(self, payloads: Sequence[Encoded], values: torch.Tensor, begin: float) -> None:
         """Record this rank's payloads: their bytes, their error and the residual after this step.
 
         Call this once, before they are sent.
@@ -174,22 +174,23 @@ class Parcel:
         Args:
             payloads: Encode consecutive parts of ``values``.
             values: The quantised coordinates.
+            begin: When their encoding began.
         """
         size = 0
         for payload in payloads:
             if self.codec.count is not None:
                 self.codec.count(payload)
             size += payload.header.length
-        if self.meter is not None:
-            self.meter.add("payload_bytes", size, self.index)
         self.measure(values)
-        if self.residuals is None or not self.quantized:
-            return
-        after = self.residuals.after(self.index, values, self.codec, payloads)
-        self.after[self.index] = after
+        if self.residuals is not None and self.quantized:
+            after = self.residuals.after(self.index, values, self.codec, payloads)
+            self.after[self.index] = after
+            if self.meter is not None:
+                held = self.residuals.held_bytes(self.index) + after.nbytes
+                self.meter.hold({f"residual of group {self.index}": held})
         if self.meter is not None:
-            held = self.residuals.held_bytes(self.index) + after.nbytes
-            self.meter.hold(f"residual of group {self.index}", held)
+            seconds = time.perf_counter() - begin
+            self.meter.add(self.index, payload_bytes=size, encode_s=seconds)
 
     def measure(self, flat: torch.Tensor, dtype: torch.dtype | None = None) -> None:
         """Add the squared error of a few buckets to the step's figures.

@@ -109,9 +109,7 @@ class ScatterReduceExchange(Exchange):
             PayloadError: A payload arrived corrupt, perhaps on this rank alone.
         """
         own = self._chunks_of(parcel)[self.rank]
-        begin = time.perf_counter()
         request = [AllToAll(self._encoded_chunks(parcel, flat, values))]
-        parcel.spent("encode_s", begin)
         del flat, values
 
         # Horovod keeps the memory that is sent; no other reference to it remains.
@@ -168,6 +166,7 @@ class ScatterReduceExchange(Exchange):
         self, parcel: Parcel, flat: torch.Tensor, values: torch.Tensor
     ) -> list[OwnedBuffer]:
         """Return an encoded chunk for each owner; empty for ranks that own none."""
+        begin = time.perf_counter()
         codec, chunks, used = parcel.codec, self._chunks_of(parcel), 0
         empty = memory = OwnedBuffer(0, flat.device)
         # On the CPU payloads are encoded contiguously, as they are sent; a GPU needs alignment.
@@ -186,7 +185,7 @@ class ScatterReduceExchange(Exchange):
                     memory.part(used),
                 )
                 used += payload.header.length
-        parcel.encoded(list(payloads.values()), values)
+        parcel.encoded(list(payloads.values()), values, begin)
         return [
             payloads[owner].memory if owner in payloads else empty for owner in range(self.ranks)
         ]

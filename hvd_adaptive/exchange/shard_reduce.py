@@ -47,9 +47,7 @@ class ShardReduce(ScatterReduceExchange):
         3. Leave the comparison of headers and checksums to ``parcel.unchecked``.
         """
         payloads, own = parcel.codec.payloads, self._chunks_of(parcel)[self.rank]
-        begin = time.perf_counter()
         request = [EqualParts(self._encoded_chunks(parcel, flat, values))]
-        parcel.spent("encode_s", begin)
         del flat, values
 
         received = yield request.pop()

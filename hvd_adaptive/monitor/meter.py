@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import math
-import time
-from collections.abc import Hashable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -74,35 +72,26 @@ class StepMeter:
         self._held: dict[Hashable, int] = {}
         self._total = 0  # the sum of these, a few for each group in flight
 
-    def hold(self, what: Hashable, size: int) -> None:
-        """Record that ``what`` now holds ``size`` bytes beyond the gradients.
+    def hold(self, sizes: Mapping[Hashable, int]) -> None:
+        """Record how many bytes beyond the gradients are held now, by what holds them.
 
-        ``what`` is a group's payloads (sent or received), buffers, residuals, or results that are
-        kept.
+        That is a group's payloads (sent or received), buffers, residuals, or results that are kept.
         """
-        self._total += size - self._held.pop(what, 0)
-        if size:
-            self._held[what] = size
-            self.current.peak_bytes = max(self.current.peak_bytes, self._total)
+        for what, size in sizes.items():
+            self._total += size - self._held.pop(what, 0)
+            if size:
+                self._held[what] = size
+        self.current.peak_bytes = max(self.current.peak_bytes, self._total)
 
-    def add(self, field: str, amount: float, group: int | None = None) -> None:
-        """Add ``amount`` to a field of the step, and of one of its groups."""
-        own = self.current
-        setattr(own, field, getattr(own, field) + amount)
+    def add(self, group: int | None = None, /, **amounts: float) -> None:
+        """Add amounts to fields of the step, and of one of its groups."""
+        of_step, of_group = vars(self.current), None
         if self.detailed and group is not None:
-            of_group = self._groups.get(group)
-            if of_group is None:
-                of_group = self._groups[group] = StepFigures()
-            setattr(of_group, field, getattr(of_group, field) + amount)
-
-    @contextmanager
-    def time(self, field: str, group: int | None = None) -> Iterator[None]:
-        """Add the seconds spent inside to ``field``."""
-        begin = time.perf_counter()
-        try:
-            yield
-        finally:
-            self.add(field, time.perf_counter() - begin, group)
+            of_group = vars(self._groups.setdefault(group, StepFigures()))
+        for field, amount in amounts.items():
+            of_step[field] += amount
+            if of_group is not None:
+                of_group[field] += amount
 
     def look(self, decoded: torch.Tensor, bucket_size: int, group: int) -> None:
         """Note which buckets of a group's quantised coordinates are finite after averaging.
@@ -153,8 +142,7 @@ class StepMeter:
     def finish(self) -> None:
         """Complete the step."""
         for group, (error, norm) in self.errors().items():
-            self.add("squared_error", error, group)
-            self.add("squared_norm", norm, group)
+            self.add(group, squared_error=error, squared_norm=norm)
         self.last, self.last_groups = self.current, self._groups
         self._last_finite = self._finite
         self._restart()

@@ -42,7 +42,8 @@ def position(
         compares: Whether the rank wants ranks to compare their parameters.
     """
     updates, step = compressor._training.updates, compressor.step
-    due = updates.first_due(step) + 2 * updates.second_due(step) + 4 * updates.needs_samples(step)
+    first, second, samples = updates.at(step)
+    due = first + 2 * second + 4 * samples
     settings = compressor.parts.default.settings_fingerprint
     numbers = (settings, step, attempt, due, layout.fingerprint >> 1, int(held), int(compares))
     return torch.tensor(numbers, device="cpu")
@@ -50,6 +51,9 @@ def position(
 
 def disagreement(positions: torch.Tensor) -> str:
     """Return how the ranks' positions, int64 (ranks, 7), differ; "" if they do not."""
+    alike = positions[:, :-1]
+    if torch.equal(alike, alike[:1].expand_as(alike)):
+        return ""
     described = [_describe(row) for row in positions.tolist()]
     return differences(described, range(len(described)))
 

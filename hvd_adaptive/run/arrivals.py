@@ -1,54 +1,82 @@
-"""Define Arrivals: the gradients of one step that are there already, and their memory."""
+"""Define Arrivals: the gradients of one step, and the averages that replace them."""
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING
 
 import torch
 
-from hvd_adaptive.base.device import Streams
-from hvd_adaptive.layout import Group, Layout, gather, view_of
+from hvd_adaptive.layout import Group, Layout, gather, view_of, views_beside
+
+if TYPE_CHECKING:
+    from hvd_adaptive.run.rank_context import RankContext
 
 
 class Arrivals:
-    """Hold the gradients of one step by slot.
+    """Hold the gradients of one step by slot, gather groups, and write averages back.
 
-    ``post`` may be called by any thread. The other methods need a lock of the caller's, and see
-    what was posted before the last ``read``.
+    ``arrive`` may be called by any thread. The other methods need a lock of the caller's, and see
+    what arrived before the last ``read``. ``trip.Gradients`` describes those that trips call.
+
+    Until ``write_early`` averages stay in memory of their own, because autograd may still add to
+    gradients, and the program may read them. Later ones replace the gradients at once.
 
     Args:
+        context: Owns the memory that groups share.
         layout: The layout.
+        on_news: Function that is called after an arrival, in its thread.
+        every: Whether to call it after each arrival, not only after those that are news: the first
+            one, or a group is complete. If several threads call ``arrive`` at the same time, a
+            complete group may be missed.
         disjoint: Whether gradients of one storage are known not to overlap.
 
     Attributes:
-        tensors: The gradients by slot; None before they arrive and after ``take``.
+        tensors: The gradients by slot; None before they arrive and after their average is returned.
         in_place: For each slot, whether the average may be written to the gradient's memory.
         replaced: All gradients that averages replace.
-        pending: Number of gradients that were posted and not taken.
+        pending: Number of gradients that arrived, and whose average was not returned.
         here: For each slot, whether its gradient has arrived.
         is_gradient: For each slot, whether the tensor is a parameter's gradient, which the average
             may replace.
-        device: The device of the gradients; None before the first one.
-        on_cpu: Whether the first one is on the CPU.
+        device: The device of the gradients; the CPU before the first one.
+        on_cpu: Whether the first one has arrived, on the CPU.
+        mail: Slots of gradients that arrived after the last ``read``.
+        is_early: Averages stay in memory of their own.
+        kept: The averages that could not be written back, by group.
+        buffer: See ``Memory.buffer``.
     """
 
-    def __init__(self, layout: Layout, disjoint: bool = False) -> None:
-        self._layout, self._disjoint = layout, disjoint
-        self.tensors: list[torch.Tensor | None] = [None] * len(layout.members)
-        self.in_place = [False] * len(layout.members)
+    def __init__(
+        self,
+        context: RankContext,
+        layout: Layout,
+        on_news: Callable[[], None],
+        every: bool,
+        disjoint: bool = False,
+    ) -> None:
+        count = len(layout.members)
+        self._context, self._layout, self._disjoint = context, layout, disjoint
+        self._on_news, self._every = on_news, every
+        self.tensors: list[torch.Tensor | None] = [None] * count
+        self.in_place = [False] * count
         self.replaced: list[torch.Tensor] = []
         self.pending = 0
-        self.device: torch.device | None = None
-        self.on_cpu = False
+        self.device, self.on_cpu, self._any = torch.device("cpu"), False, False
         # Gradients are many: nothing here adds an object per gradient to the garbage collector's.
-        self._mail: deque[int] = deque()  # slots
-        self.here = bytearray(len(layout.members))
-        self.is_gradient = bytearray(len(layout.members))
+        self.mail: deque[int] = deque()
+        self.here, self.is_gradient = bytearray(count), bytearray(count)
         self._memory: dict[int, int] = {}  # the first slot with a gradient in each storage
-        self._missing = [len(group.slots) for group in layout.groups]
-        self._unposted = self._missing.copy()
-        self._streams = Streams()
+        self._missing = list(layout.counts)
+        self._unposted = list(layout.counts)
+        # The streams on which gradients became ready: autograd runs each operation's backward pass
+        # on the stream of its forward pass.
+        self._streams: dict[int, torch.cuda.Stream] = {}
+        self.is_early = True
+        self._early: dict[int, torch.Tensor] = {}
+        self.kept: dict[int, torch.Tensor] = {}
+        self.buffer = context.buffer
 
     def missing(self) -> Iterator[int]:
         """Return the members whose gradients have not arrived."""
@@ -57,35 +85,44 @@ class Arrivals:
             yield slot
             slot = self.here.find(0, slot + 1)
 
-    def post(self, slot: int, tensor: torch.Tensor, is_gradient: bool) -> bool:
+    def describe(self) -> str:
+        """Return in words how many gradients have arrived, and some that have not."""
+        members = self._layout.members
+        missing = [members[slot].name for slot in self.missing()]
+        more = f" and {len(missing) - 3} more" if len(missing) > 3 else ""
+        without = f", without {', '.join(missing[:3])}{more}" if missing else ""
+        there = len(members) - len(missing)
+        return f"{there} of {len(members)} gradients have arrived{without}"
+
+    def arrive(self, slot: int, tensor: torch.Tensor, is_gradient: bool = True) -> None:
         """Accept a member's gradient.
 
         Args:
             slot: The member.
             tensor: The gradient.
             is_gradient: Whether it is a parameter's gradient, which the average may replace.
-
-        Returns:
-            Whether it is the first one, or a group is complete now. If several threads post at the
-            same time, a complete group may be missed.
         """
-        first = self.device is None
-        if first:
-            self.device, self.on_cpu = tensor.device, tensor.is_cpu
-        if not self.on_cpu:
-            self._streams.arrived(slot, tensor)
+        news = not self._any
+        if not (self.on_cpu and tensor.is_cpu):
+            if news or tensor.device != self.device:
+                self._context.compressor.parts.default.payloads.check_device(tensor.device)
+            if tensor.is_cuda:
+                self._streams[slot] = torch.cuda.current_stream(tensor.device)
+        if news:
+            self._any, self.device, self.on_cpu = True, tensor.device, tensor.is_cpu
         self.pending += 1
         self.tensors[slot], self.is_gradient[slot], self.here[slot] = tensor, is_gradient, True
-        self._mail.append(slot)
+        self.mail.append(slot)
         for group, _ in self._layout.pieces_of[slot]:
             self._unposted[group] -= 1
-            first = first or not self._unposted[group]
-        return first
+            news = news or not self._unposted[group]
+        if news or self._every:
+            self._on_news()
 
     def read(self) -> None:
-        """Note the gradients that were posted."""
-        while self._mail:
-            slot = self._mail.popleft()
+        """Note the gradients that arrived."""
+        while self.mail:
+            slot = self.mail.popleft()
             tensor = self.tensors[slot]
             assert tensor is not None
             # Results are written to the gradients' own memory, so that no step allocates memory.
@@ -99,43 +136,107 @@ class Arrivals:
             for group, _ in self._layout.pieces_of[slot]:
                 self._missing[group] -= 1
 
-    def take(self, slot: int) -> torch.Tensor:
-        """Return the member's gradient, which leaves the step."""
-        tensor, self.tensors[slot] = self.tensors[slot], None
-        if tensor is None:
-            raise RuntimeError(
-                f"{self._layout.members[slot].name}: no gradient is in this step; it has not "
-                "arrived, or its result was read before"
-            )
-        self.pending -= 1
-        return tensor
-
     def all_of(self, group: int) -> bool:
         """Return whether all gradients of a group have arrived."""
         return not self._missing[group]
 
     def any_of(self, group: int) -> bool:
         """Return whether any gradient of a group has arrived."""
-        return self._missing[group] < len(self._layout.groups[group].slots)
+        return self._missing[group] < self._layout.counts[group]
 
-    def own_memory(self, group: Group) -> torch.Tensor | None:
+    def gather(self, index: int, changed: bool) -> torch.Tensor:
+        """Return a group's coordinates, valid until the next call; see ``trip.Gradients``."""
+        group = self._layout.groups[index]
+        if self._streams:
+            self._join(group)
+        if not changed and (own := self._own_memory(group)) is not None:
+            return own
+        flat = self.buffer("gradients", group.coordinates, group.dtype, self.device)
+        gather(group, self.tensors, flat)
+        return flat
+
+    def _join(self, group: Group) -> None:
+        """Make the current stream wait for the gradients of a group."""
+        for stream in {self._streams[slot] for slot in group.slots if slot in self._streams}:
+            current = torch.cuda.current_stream(stream.device)
+            if current != stream:
+                current.wait_stream(stream)
+
+    def _own_memory(self, group: Group) -> torch.Tensor | None:
         """Return the group in its only member's memory.
 
         The result is None if the group has several members or the gradient is not contiguous.
         """
         if len(group.pieces) != 1:
             return None
-        (piece,) = group.pieces
-        tensor = self.tensors[piece.slot]
+        tensor = self.tensors[group.pieces[0].slot]
         if tensor is None or not tensor.is_contiguous():
             return None
-        return view_of(piece, tensor.detach())
+        return view_of(group.pieces[0], tensor.detach())
 
-    def join(self, group: Group) -> None:
-        """Make the current stream wait for the gradients of a group."""
-        self._streams.join(group.slots)
+    def result(
+        self, index: int, coordinates: int, dtype: torch.dtype, device: torch.device
+    ) -> torch.Tensor:
+        """Return memory for a group's average: its only member's gradient, or a buffer."""
+        if self.is_early:
+            return self.buffer(f"result of group {index}", coordinates, dtype, device)
+        group = self._layout.groups[index]
+        own = self._own_memory(group) if self.in_place[group.pieces[0].slot] else None
+        if own is None or (own.numel(), own.dtype) != (coordinates, dtype):
+            return self.buffer("result", coordinates, dtype, device)
+        return own
 
-    def gather(self, group: Group, flat: torch.Tensor) -> torch.Tensor:
-        """Copy a group's gradients to ``flat``, and return it."""
-        gather(group, self.tensors, flat)
-        return flat
+    @torch.no_grad()
+    def deliver(self, index: int, average: torch.Tensor) -> None:
+        """Accept the average of a group."""
+        if self.is_early:
+            self._early[index] = average
+            return
+        group = self._layout.groups[index]
+        if all(map(self.in_place.__getitem__, group.slots)):
+            targets = views_beside(group.pieces, self.tensors, average)
+            if targets is not None:
+                if len(targets) > 1 or targets[0].data_ptr() != average.data_ptr():
+                    torch.split_with_sizes_copy(average, group.sizes, out=targets)
+                return
+        self._deliver_singly(index, average)
+
+    def _deliver_singly(self, index: int, average: torch.Tensor) -> None:
+        """Write a group's average to those gradients that it may replace; keep it for others."""
+        is_kept = False
+        for piece in self._layout.groups[index].pieces:
+            tensor = self.tensors[piece.slot]
+            if tensor is not None and self.in_place[piece.slot]:
+                view_of(piece, tensor).copy_(average[piece.in_group])
+            is_kept |= tensor is not None and not self.in_place[piece.slot]
+        if is_kept:
+            self.kept[index] = average.clone()  # its memory is reused
+
+    def write_early(self) -> None:
+        """Write the averages that came early to the gradients, and later ones at once."""
+        self.is_early = False
+        for index, average in self._early.items():
+            self.deliver(index, average)
+        self._early.clear()
+
+    def forget_early(self) -> None:
+        """Drop the averages that came early."""
+        self._early.clear()
+
+    def of(self, slot: int, gradient: torch.Tensor) -> torch.Tensor:
+        """Return the average of a member whose groups have all been delivered.
+
+        They were not written to its memory.
+
+        Args:
+            slot: The member.
+            gradient: Its gradient.
+        """
+        parts = [self.kept[group][piece.in_group] for group, piece in self._layout.pieces_of[slot]]
+        whole = parts[0] if len(parts) == 1 else torch.cat(parts)
+        result = whole.view(self._layout.members[slot].shape)
+        if not self.is_gradient[slot] or result.stride() == gradient.stride():
+            return result
+        # Optimizers may compare strides of gradients and weights. Coordinates may overlap.
+        like = torch.empty_like(gradient)
+        return like.copy_(result) if like.stride() == gradient.stride() else result

@@ -1,4 +1,4 @@
-"""Define Driver, which takes gradients through the steps of one compressor.
+"""Define Driver, which takes gradients through the steps of one compressor, and Drive, one step.
 
 A session (hooks/) finds the parameters' slots and calls, for each step,
 
@@ -23,16 +23,86 @@ import logging
 import threading
 import time
 import weakref
-from collections.abc import Callable
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Generator
 from typing import TYPE_CHECKING, Any
 
-from hvd_adaptive.run.drive import Drive
 from hvd_adaptive.run.worker import FIND_IT, Worker
 
 if TYPE_CHECKING:
     from hvd_adaptive.compressor import GradientCompressor
+    from hvd_adaptive.run.rank_context import RankContext
 
 logger = logging.getLogger("hvd_adaptive")
+
+
+# Seconds between two looks at collectives in flight.
+PAUSE = 0.0005
+
+# Yields where the step waits: whether anything was done, or None to wait for ``Worker.wake``.
+Road = Generator[bool | None, None, None]
+
+
+class Drive(ABC):
+    """One step, whose ``road`` a worker or the program's thread follows.
+
+    Args:
+        binding: The ranks and the exchange.
+        lock: Held by the thread that takes the step further.
+        worker: The thread that takes the step further; None if the program's thread does.
+
+    Attributes:
+        flushed: No further gradient will arrive, and averages may replace gradients.
+        left: Set when the step is given up, so that nothing waits for other ranks any more.
+        over: Set when all is done, or ``error`` is.
+        is_done: All is done.
+        begun: When the first gradients arrived.
+    """
+
+    step: Any
+
+    def __init__(self, binding: RankContext, lock: Any, worker: Worker | None) -> None:
+        self.binding, self.lock, self.worker = binding, lock, worker
+        self.flushed = self.is_done = False
+        self.left, self.over = threading.Event(), threading.Event()
+        self.error: BaseException | None = None
+        self.begun = time.perf_counter()
+        self._road = self.road()
+
+    @abstractmethod
+    def road(self) -> Road:
+        """Take the step to its end; raise what ends it early."""
+
+    @abstractmethod
+    def give_up(self) -> None:
+        """Give the step up, so that ranks remain in one order of collectives."""
+
+    def go_on(self) -> bool | None:
+        """Take the step to where it must wait; see ``Road``."""
+        with self.lock:
+            if self.over.is_set():
+                return None
+            try:
+                return next(self._road)
+            except StopIteration:
+                self.is_done = True
+                self.over.set()
+            except BaseException as error:
+                self.fail(error)
+            return None
+
+    advance = go_on  # on the worker thread; see ``worker.Work.advance``
+
+    def complete(self) -> None:
+        """Take the step to its end in the program's thread."""
+        while not self.over.is_set():
+            if not self.go_on() and not self.over.is_set():
+                time.sleep(PAUSE)
+
+    def fail(self, error: BaseException) -> None:
+        """End the step with an error."""
+        self.error = error
+        self.over.set()
 
 
 class Driver:
@@ -79,7 +149,7 @@ class Driver:
             PayloadError: A payload arrived corrupt, on any rank.
         """
         drive = self._known()
-        self.compressor._training.meter.add("arrival_s", time.perf_counter() - drive.begun)
+        self.compressor._training.meter.add(arrival_s=time.perf_counter() - drive.begun)
         drive.flushed = True
         if drive.worker is not None:
             warn = functools.partial(self.warn_of_stall, drive.binding.world.rank)
@@ -99,7 +169,8 @@ class Driver:
         self._attempt, self.drive = 0, None
         compressor._training.meter.finish()
         step.commit()
-        binding.monitored.step_ended(binding, step.number, step.layout, step.device)
+        if binding.settings.monitor is not None:
+            binding.monitored.step_ended(binding, step.number, step.layout, step.device)
 
     def give_up(self) -> None:
         """Give up the step in progress, if there is one.

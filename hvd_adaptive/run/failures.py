@@ -59,10 +59,13 @@ class Failures:
         numbers = torch.tensor(list(more), dtype=torch.float64, device="cpu")
         own = torch.cat([torch.tensor([self._number], device="cpu"), numbers.view(torch.int64)])
         everyone = world.gather_equal(own, name) if world.size > 1 else own[None]
-        failed = {rank: number for rank, number in enumerate(everyone[:, 0].tolist()) if number}
+        rows = everyone[:, 1:].contiguous().view(torch.float64).tolist()
+        of_ranks = everyone[:, 0].tolist()
+        if not any(of_ranks):
+            return {}, rows
+        failed = {rank: number for rank, number in enumerate(of_ranks) if number}
         # Ranks that failed because of another rank are named only if no other rank is.
         origins = {rank: number for rank, number in failed.items() if number > 0} or failed
-        rows = everyone[:, 1:].contiguous().view(torch.float64).tolist()
         return {rank: abs(number) - 1 for rank, number in origins.items()}, rows
 
 

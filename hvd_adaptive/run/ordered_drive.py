@@ -8,7 +8,7 @@ A door (hooks/) finds the parameters' slots and calls, for each step,
 
 ``done`` is called as soon as averages have replaced its gradients. Ranks must call ``begin`` in the
 same order; gradients may arrive in any. Collectives of a step follow one order: the gather of
-positions, fits of tables, groups by their course (course.py), parameters if they are compared,
+positions, fits of tables, groups by their course (ordered.py), parameters if they are compared,
 failures.
 """
 
@@ -27,8 +27,7 @@ from hvd_adaptive.base.device import HostCopy, stacked
 from hvd_adaptive.base.errors import RankMismatchError
 from hvd_adaptive.layout import Layout
 from hvd_adaptive.run.agreement import disagreement, position
-from hvd_adaptive.run.drive import Drive, Road
-from hvd_adaptive.run.driver import Driver
+from hvd_adaptive.run.driver import Drive, Driver, Road
 from hvd_adaptive.run.ordered import OrderedStep
 
 if TYPE_CHECKING:
@@ -82,8 +81,7 @@ class OrderedDrive(Drive):
         if residuals is not None:
             residuals.lay_out(layout, binding.world.rank, binding.world.size)
         binding.prepare(number)
-        compressor._training.updates.due(number)  # once a step, whatever it returns
-        samples = compressor._training.updates.needs_samples(number)
+        samples = compressor._training.updates.at(number).samples
         warmed_up = number == compressor.settings.warmup_steps
         forgets = samples or number % LENGTHS_LAST == 0 or warmed_up
         if forgets:
@@ -112,16 +110,14 @@ class OrderedDrive(Drive):
 
     def road(self) -> Road:
         while not self.flushed:
-            yield self._do_what_needs_no_waiting()
+            if self.held:
+                yield None
+            elif not self._agree(wait=False):
+                yield False
+            else:
+                done = self.step.advance()
+                yield self._deliver_what_is_back() or done
         self._complete()
-
-    def _do_what_needs_no_waiting(self) -> bool | None:
-        if self.held:
-            return None
-        if not self._agree(wait=False):
-            return False
-        done = self.step.advance()
-        return self._deliver_what_is_back() or done
 
     def _complete(self) -> None:
         """Do the rest of the step, waiting for other ranks."""
@@ -129,10 +125,11 @@ class OrderedDrive(Drive):
         self._agree(wait=True)
         binding.set_up(step.layout, step.number, step.device)
         updates = binding.compressor._training.updates
-        if updates.needs_samples(step.number):
+        if self.held and updates.at(step.number).samples:  # a step with samples is held
             updates.run(step.number, step.samples, binding.sync(), step.parts)
         step.launch_all(1.0 / binding.world.size)
-        used = self._used_somewhere()
+        has_residuals = binding.compressor._training.residuals is not None
+        used = self._used_somewhere() if has_residuals else None
         while self._deliveries:
             self._deliver(used)
         if self._compares:
@@ -156,14 +153,12 @@ class OrderedDrive(Drive):
             self._agreed = self.step.may_receive = True
         return True
 
-    def _used_somewhere(self) -> Sequence[bool] | None:
+    def _used_somewhere(self) -> Sequence[bool]:
         """Return for each slot whether some rank's gradient has a value other than zero.
 
         If none has, DDP applies nothing (find_unused_parameters), so the residual must keep what it
-        would send. None without residuals.
+        would send.
         """
-        if self.binding.compressor._training.residuals is None:
-            return None
         self.step.receive_all()  # ranks have sent different numbers of groups
         slots = range(len(self.step.layout.members))
         own = [False for _ in slots]
@@ -177,7 +172,7 @@ class OrderedDrive(Drive):
         """Deliver averages that have been received; with residuals all are delivered at the end."""
         delivered = False
         while self._deliveries and self.binding.compressor._training.residuals is None:
-            if not all(map(self.step.is_back, self._deliveries[0].gradients)):
+            if not self.step.is_back(self._deliveries[0].gradients):
                 break
             self._deliver(None)
             delivered = True
@@ -246,5 +241,5 @@ class OrderedDriver(Driver):
         """
         begin = time.perf_counter()
         self.wait()
-        self.compressor._training.meter.add("blocked_s", time.perf_counter() - begin)
+        self.compressor._training.meter.add(blocked_s=time.perf_counter() - begin)
         self.end()

@@ -11,7 +11,7 @@ import torch
 from hvd_adaptive.base.device import stream_of
 from hvd_adaptive.exchange.exchange import Exchange, RankInfo
 from hvd_adaptive.exchange.exchanges import EXCHANGES, name_of_exchange
-from hvd_adaptive.layout import Group, Layout, Member, build_layout
+from hvd_adaptive.layout import Layout, Member, build_layout
 from hvd_adaptive.run.monitored import Monitored
 from hvd_adaptive.run.replicas import warn_of_differences
 from hvd_adaptive.transport.collectives import LARGEST_COLLECTIVE
@@ -50,7 +50,7 @@ class RankContext:
         self.named: Sequence[tuple[str, torch.Tensor]] = ()
         self.compared_at = -1
         self._buffers: dict[Hashable, torch.Tensor] = {}
-        self._in_flight: dict[Hashable, int] = {}
+        self._sizes: tuple[Layout | None, bool, list[int]] = None, False, []
         compressor._training.meter.clear()
         compressor._training.instance.bind()
         self.monitored = Monitored(compressor, world.rank)
@@ -94,7 +94,7 @@ class RankContext:
                 tail=self.settings.tail,
                 most_coordinates=most,
             )
-            largest = max(map(self.in_flight_bytes, layout.groups), default=0)
+            largest = max(self.in_flight_bytes(layout), default=0)
             if largest <= bound:
                 if self.exchange.is_set_up:
                     self._exchange_is_known(layout)
@@ -131,31 +131,30 @@ class RankContext:
         self, use: str, coordinates: int, dtype: torch.dtype, device: torch.device
     ) -> torch.Tensor:
         """Return uninitialised memory that all groups share; read or copy its contents at once."""
-        key = (use, dtype, stream_of(device))
+        key = (use, dtype, device if device.type == "cpu" else stream_of(device))
         buffer = self._buffers.get(key)
         if buffer is None or buffer.numel() < coordinates:
             buffer = torch.empty(coordinates, dtype=dtype, device=device)
             self._buffers[key] = buffer
-            self.compressor._training.meter.hold(
-                "buffers", sum(b.nbytes for b in self._buffers.values())
-            )
+            held = sum(b.nbytes for b in self._buffers.values())
+            self.compressor._training.meter.hold({"buffers": held})
         return buffer[:coordinates]
 
-    def in_flight_bytes(self, group: Group) -> int:
-        """Return the most bytes that a group's exchange holds.
+    def in_flight_bytes(self, layout: Layout) -> list[int]:
+        """Return the most bytes that each group's exchange holds.
 
         With a warm-up, this is in full precision; a loaded state may return to the warm-up.
         """
-        known = self.exchange.is_set_up
-        quantized = self.exchange.quantized(group) if known else group.quantized
-        if self.settings.warmup_steps:
-            quantized = 0
-        key = group.part, quantized, group.coordinates, group.dtype, known
-        if key not in self._in_flight:
-            codec = self.compressor.parts[group.part]
-            sizes = quantized, group.coordinates - quantized
-            self._in_flight[key] = self.exchange.in_flight_bytes(codec, *sizes, group.dtype)
-        return self._in_flight[key]
+        exchange, known = self.exchange, self.exchange.is_set_up
+        if self._sizes[0] is not layout or self._sizes[1] is not known:
+            sizes = []
+            for group in layout.groups:
+                quantized = exchange.quantized(group) if known else group.quantized
+                quantized = 0 if self.settings.warmup_steps else quantized
+                codec, full = self.compressor.parts[group.part], group.coordinates - quantized
+                sizes.append(exchange.in_flight_bytes(codec, quantized, full, group.dtype))
+            self._sizes = layout, known, sizes
+        return self._sizes[2]
 
     def name_at(self, attempt: int) -> str:
         """Return the beginning of names of an attempt's collectives, which differ by attempt."""

@@ -1,14 +1,14 @@
-"""Define Step, which exchanges one step's gradients in groups."""
+"""Define Step, which exchanges one step's gradients in groups, and is the base of two kinds."""
 
 from __future__ import annotations
 
 import functools
 import threading
 import time
+import weakref
+from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import Callable
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, TypeVar, cast
+from typing import TYPE_CHECKING, cast
 
 import torch
 
@@ -17,44 +17,19 @@ from hvd_adaptive.feedback import Residuals
 from hvd_adaptive.layout import Group, Layout
 from hvd_adaptive.run.arrivals import Arrivals
 from hvd_adaptive.run.failures import Failures, step_failed
-from hvd_adaptive.run.results import Results
-from hvd_adaptive.run.trip import Trip, Trips
-from hvd_adaptive.transport.collectives import AllGather, Collective, InFlight
+from hvd_adaptive.run.trip import Flight, Trips
+from hvd_adaptive.transport.collectives import AllGather, InFlight
 
 if TYPE_CHECKING:
     from hvd_adaptive.run.rank_context import RankContext
     from hvd_adaptive.run.worker import Worker
 
-_Method = TypeVar("_Method", bound=Callable[..., Any])
 
-
-@dataclass(eq=False)
-class _Flight:
-    """A group in flight, and the collective that its trip waits for."""
-
-    index: int
-    trip: Trip
-    request: Collective
-    early: int | None = None  # the number of its stages, if they may go on before the first result
-    stage: int = 0
-    handle: Any = None
-    begun: float = 0.0
-
-
-def _locked(method: _Method) -> _Method:
-    """Hold the step's lock during a method, and begin with what has arrived."""
-
-    @functools.wraps(method)
-    def locked(step: Step, *arguments: Any, **keywords: Any) -> Any:
-        with step.lock:
-            step.arrivals.read()
-            return method(step, *arguments, **keywords)
-
-    return cast(_Method, locked)
-
-
-class Step:
+class Step(ABC):
     """Exchange the gradients of one step.
+
+    The order of collectives is that of an UnorderedStep (unordered.py), whose ranks pair them by
+    name, or of an OrderedStep (ordered.py).
 
     1. ``arrive`` accepts a member's gradient. After ``release``, complete groups are launched in
        the layout's reverse order on every rank (roughly the order of the backward pass), within the
@@ -67,6 +42,14 @@ class Step:
     5. ``check_everywhere`` raises PayloadError on every rank if a payload arrived corrupt at any of
        them, and ResidualError if residuals have outgrown the gradients. Averages have replaced the
        gradients by then; all become NaN.
+
+    Attributes:
+        number: The number of the step.
+        names: Names of the collectives that were submitted.
+        arrivals: The gradients.
+        arrive: See ``Arrivals.arrive``; without a worker it launches groups that are complete.
+        has: Function that returns whether a member's gradient has arrived.
+        finished: The result of every gradient that arrived was returned.
     """
 
     counts = True
@@ -82,118 +65,66 @@ class Step:
         worker: Worker | None = None,
         disjoint: bool = False,
     ) -> None:
-        self.binding = binding
-        self.layout = layout
-        self._factor = 0.0  # until release or launch_all
-        self.attempt = attempt
+        self.binding, self.layout = binding, layout
+        self.number, self.attempt = number, attempt
         self.lock = self.make_lock()
-        self.arrivals = Arrivals(layout, disjoint)
-        self.names: set[str] = set()  # of the collectives that were submitted
-        self._results = Results(binding, self.arrivals, layout)
+        self.names: set[str] = set()
+        # A weak reference: gradients are freed with their step.
+        no_worker = functools.partial(_go_on, weakref.ref(self))
+        on_news = no_worker if worker is None else worker.wake
+        self.arrivals = Arrivals(binding, layout, on_news, worker is None, disjoint)
+        self.arrive, self.has = self.arrivals.arrive, self.arrivals.here.__getitem__
+        self.finished = False
+        self._meter = binding.compressor._training.meter
+        self._factor = 0.0  # until release or launch_all
         self._trips = Trips(
             binding.compressor,
             binding.exchange,
             layout,
             number,
-            self._results,
-            meter=binding.compressor._training.meter,
+            self.arrivals,
+            meter=self._meter,
             attempt=attempt,
             name=binding.name,
             residuals=residuals,
         )
         self._worker = worker
-        self._hold = True
-        self._all_arrived = False
+        self._hold, self._all_arrived = True, False
         self._next = len(layout.groups)
-        self._flying: deque[_Flight] = deque()
+        self._flying: deque[Flight] = deque()
         self._held = 0
         self._returned: set[int] = set()  # groups that have been received, or could not be read
         self._failures = Failures()
         self._failed: dict[int, int] | None = None
 
-    @property
-    def number(self) -> int:
-        """Return the number of the step."""
-        return self._trips.number
-
-    def renumber(self, number: int) -> None:
-        """Adopt the number of the first rank, before anything is sent."""
-        self._trips.number = number
-
-    @property
-    def arrived(self) -> dict[int, torch.Tensor]:
-        """Return the gradients by slot."""
-        with self.lock:
-            self.arrivals.read()
-            there = enumerate(self.arrivals.tensors)
-            return {slot: tensor for slot, tensor in there if tensor is not None}
-
-    def has(self, slot: int) -> bool:
-        """Return whether the member's gradient has arrived."""
-        return bool(self.arrivals.here[slot])
-
-    def arrive(self, slot: int, tensor: torch.Tensor, is_gradient: bool = True) -> None:
-        """Accept a member's gradient; without a worker, launch groups that are complete.
-
-        A worker may hold the lock meanwhile.
-
-        Args:
-            slot: The member.
-            tensor: The gradient.
-            is_gradient: Whether it is a parameter's gradient, which the average may replace.
-        """
-        arrivals = self.arrivals
-        if not (arrivals.on_cpu and tensor.is_cpu) and tensor.device != arrivals.device:
-            self.binding.compressor.parts.default.payloads.check_device(tensor.device)
-        news = arrivals.post(slot, tensor, is_gradient)
-        if self._worker is not None:
-            if news:
-                self._worker.wake()
-        elif not self._hold:
-            self._go_on()
-
-    @_locked
     def release(self, factor: float) -> None:
         """Launch complete groups from now on, and submit their second stages.
 
         Args:
             factor: Scale of sums over ranks.
         """
-        self._hold, self._factor = False, factor
-        if self._worker is None:
-            self._launch()
+        with self.lock:
+            self._hold, self._factor = False, factor
+            if self._worker is None:
+                self._launch()
 
-    @_locked
-    def _go_on(self) -> None:
-        """Launch groups that are complete, and submit second stages."""
-        self._launch()
-        self._submit_second_stages()
-
-    @_locked
     def advance(self) -> bool | None:
         """Do what can be done without waiting.
 
         Returns:
             Whether anything was done; None if there is nothing to do until a gradient arrives.
         """
-        if self._hold:
-            return None
-        before = self._next, len(self.names), len(self._returned)
-        self._launch()
-        self._receive_last_stages()
-        self._submit_second_stages()
-        while self._all_arrived and self._flying and self._is_back(self._flying[0]):
-            self._advance(self._flying[0])
-        if before != (self._next, len(self.names), len(self._returned)):
-            return True
-        return False if self._flying else None
+        with self.lock:
+            if self._hold:
+                return None
+            before = self._next, len(self.names), len(self._returned)
+            self._launch()
+            if self._flying:
+                self._receive()
+            if before != (self._next, len(self.names), len(self._returned)):
+                return True
+            return False if self._flying else None
 
-    @property
-    def is_received(self) -> bool:
-        """Return whether all groups have been received, after ``launch_all``."""
-        return not self._flying and self._next == 0
-
-    @_locked
     def launch_all(self, factor: float) -> None:
         """Submit every group, within the bound on memory.
 
@@ -203,17 +134,19 @@ class Step:
         Args:
             factor: Scale of sums over ranks.
         """
-        self._hold, self._all_arrived, self._factor = False, True, factor
-        self._launch()
+        with self.lock:
+            self._hold, self._all_arrived, self._factor = False, True, factor
+            self._launch()
 
-    @_locked
     def write_back(self) -> None:
         """Replace gradients by their averages from now on."""
-        if not self._results.is_early:
+        if not self.arrivals.is_early:
             return
-        self._results.write_early()
-        for index in self._returned:
-            self._account("result", index, self._results.kept_bytes(index))
+        with self.lock:
+            self.arrivals.read()
+            self.arrivals.write_early()
+            for index in self._returned:
+                self._hold_nothing_but_kept(index)
 
     def result(self, slot: int, absent: bool = False) -> torch.Tensor:
         """Return the reduced gradient of a member, in its own shape and dtype.
@@ -226,9 +159,17 @@ class Step:
         for group, _ in self.layout.pieces_of[slot]:
             while group not in self._returned:
                 self._advance_oldest()
-        tensor = self.arrivals.take(slot)
-        if not self.arrivals.in_place[slot] and self._failures.first is None:
-            tensor = self._results.of(slot, tensor, bool(self.arrivals.is_gradient[slot]))
+        arrivals = self.arrivals
+        tensor, arrivals.tensors[slot] = arrivals.tensors[slot], None
+        if tensor is None:
+            raise RuntimeError(
+                f"{self.layout.members[slot].name}: no gradient is in this step; it has not "
+                "arrived, or its result was read before"
+            )
+        arrivals.pending -= 1
+        self.finished = arrivals.pending == 0
+        if not arrivals.in_place[slot] and self._failures.first is None:
+            tensor = arrivals.of(slot, tensor)
         if absent:
             self._trips.hold(slot)
             tensor.detach().zero_()
@@ -255,21 +196,9 @@ class Step:
             self._trips.agree(rows)
         return self._failed
 
-    @property
-    def finished(self) -> bool:
-        """Return whether the result of every gradient that arrived was returned."""
-        return self.arrivals.pending == 0
-
     def describe(self) -> str:
         """Return what the step waits for, in lines."""
-        members = self.layout.members
-        missing = [m.name for slot, m in enumerate(members) if not self.has(slot)]
-        more = f" and {len(missing) - 3} more" if len(missing) > 3 else ""
-        lines = [
-            f"step {self.number}, attempt {self.attempt}: {len(members) - len(missing)} of "
-            f"{len(members)} gradients have arrived"
-            + (f", without {', '.join(missing[:3])}{more}" if missing else "")
-        ]
+        lines = [f"step {self.number}, attempt {self.attempt}: {self.arrivals.describe()}"]
         now = time.perf_counter()
         lines += [
             f"{self.layout.labels[f.index]}: collective {f.stage + 1}, for {now - f.begun:.1f} s"
@@ -277,24 +206,23 @@ class Step:
         ]
         return "\n".join(lines)
 
-    @_locked
     def abandon(self) -> list[InFlight]:
         """Give up an unfinished step, and return the collectives in flight."""
-        self._hold = True
-        flying = [
-            InFlight(
-                self._trips.name(f.index, f.stage),
-                "payloads" if isinstance(f.request, AllGather) else "parts",
-                f.handle,
-            )
-            for f in self._flying
-        ]
-        self._flying.clear()
-        self._trips.abandon()
-        self._results.forget_early()
-        self._held = 0
-        self._next = 0
-        return flying
+        with self.lock:
+            self._hold = True
+            flying = [
+                InFlight(
+                    self._trips.name(f.index, f.stage),
+                    "payloads" if isinstance(f.request, AllGather) else "parts",
+                    f.handle,
+                )
+                for f in self._flying
+            ]
+            self._flying.clear()
+            self._trips.abandon()
+            self.arrivals.forget_early()
+            self._held = self._next = 0
+            return flying
 
     def commit(self) -> None:
         """Apply the step's residuals after its end, unless AMP skips the step."""
@@ -314,130 +242,101 @@ class Step:
         groups = enumerate(self.layout.groups)
         return [group for index, group in groups if self.arrivals.any_of(index)]
 
-    @_locked
     def samples(self, count: int, part: str = "") -> list[torch.Tensor]:
         """Draw up to ``count`` buckets of ``part`` that this rank will quantise (run/draws.py).
 
         If ranks of a node quantise its mean, this is a collective of these ranks.
         """
-        draws = self._trips.draws(self._groups_here(), count, part)
-        name = self._trips.name_of(f"samples.{part}")
-        if len(draws.members) > 1:
-            self.names.add(name)
-        return draws.among_members(self._trips.values, self.binding.world, name, self.device)
+        with self.lock:
+            self.arrivals.read()
+            draws = self._trips.draws(self._groups_here(), count, part)
+            name = self._trips.name_of(f"samples.{part}")
+            if len(draws.members) > 1:
+                self.names.add(name)
+            return draws.among_members(self._trips.values, self.binding.world, name, self.device)
 
     @property
     def device(self) -> torch.device:
         """Return the device of the gradients."""
-        return self.arrivals.device or torch.device("cpu")
+        return self.arrivals.device
 
+    @abstractmethod
     def _launch(self) -> None:
-        """Launch groups that are ready, in order, within the bound on memory."""
-        while self._next > 0 and (self._all_arrived or self.arrivals.all_of(self._next - 1)):
-            index = self._next - 1
-            if self._all_arrived and not self.arrivals.any_of(index):
-                self._next = index
-                continue
-            if not self._fits(index):
-                break
-            self._next = index
-            self._start(index)
-            self._submit_second_stages()
+        """Launch groups that are ready, within the bound on memory."""
 
+    @abstractmethod
     def _submit_second_stages(self) -> None:
-        """Submit the second stages of groups whose first stage has been received, without waiting.
+        """Submit second stages whose first stage has been received, without waiting."""
 
-        Ranks do so at different times; Horovod orders collectives. There is no deadlock: all ranks
-        advance first stages in the order of their launch, so a rank that waits for its oldest group
-        waits for ranks that are behind it, or for an older group. Averages are not decoded here,
-        because they would overwrite memory into which autograd may still accumulate.
-        """
-        while flight := next((f for f in self._flying if f.stage == 0), None):
-            if flight.early != 2 or not self._is_back(flight):
-                return
-            self._advance(flight)
+    @abstractmethod
+    def _receive(self) -> None:
+        """Advance groups whose collective has been received, without waiting."""
 
-    def _is_back(self, flight: _Flight) -> bool:
-        """Return whether what a group waits for has been received."""
-        return self.binding.world.poll(flight.handle)
+    @abstractmethod
+    def _advance_oldest(self) -> None:
+        """Wait for the collective that comes next, and advance its group."""
 
-    def _fits(self, index: int) -> bool:
-        """Return whether the bound on memory allows a group beside those in flight."""
-        total = self._held + self.binding.in_flight_bytes(self.layout.groups[index])
-        return not self._flying or total <= self.binding.settings.tuning.in_flight_bytes
-
-    def _start(self, index: int) -> None:
-        """Encode a group and submit its payload."""
-        group, binding = self.layout.groups[index], self.binding
+    def _start(self, index: int, most: int) -> Flight:
+        """Encode a group and submit its payload; ``most``: bytes that its exchange holds."""
+        binding, early = self.binding, None
         trip = self._trips.trip(index, self._factor)
-        request, early = next(trip), None
-        self._held += binding.in_flight_bytes(group)
+        request = next(trip)
+        self._held += most
         if self.arrivals.on_cpu and binding.world.orders_collectives:
-            early = binding.exchange.stages(group.coordinates)
-        self._submit(_Flight(index, trip, request, early))
+            early = binding.exchange.stages(self.layout.groups[index].coordinates)
+        flight = Flight(index, trip, request, most, early)
+        self._submit(flight)
+        return flight
 
-    def _submit(self, flight: _Flight) -> None:
+    def _submit(self, flight: Flight) -> None:
         """Submit the next collective of a group's exchange."""
-        world = self.binding.world
-        sent = flight.request.sent_bytes(world.rank, world.size)
-        self.binding.compressor._training.meter.add("wire_bytes", sent, flight.index)
-        name = self._trips.name(flight.index, flight.stage)
-        self._account("flight", flight.index, flight.request.held_bytes(world))
-        flight.handle, flight.begun = flight.request.submit(world, name), time.perf_counter()
+        world, request, index = self.binding.world, flight.request, flight.index
+        self._meter.add(index, wire_bytes=request.sent_bytes(world.rank, world.size))
+        self._meter.hold({("work", index): 0, ("flight", index): request.held_bytes(world)})
+        name = self._trips.name(index, flight.stage)
+        flight.handle, flight.begun = request.submit(world, name), time.perf_counter()
         self.names.add(name)
-        flight.request = flight.request.waiting()
+        flight.request = request.waiting()
         self._flying.append(flight)
 
-    def _account(self, kind: str, index: int, size: int) -> None:
-        """Record that a group holds ``size`` bytes from now on, in this step."""
-        self.binding.compressor._training.meter.hold((kind, index), size)
-
-    def _advance_oldest(self) -> None:
-        """Wait for the collective that was submitted first, and advance its group."""
-        if not self._flying:
-            raise RuntimeError("this gradient's step was given up: backward has run again since")
-        self._advance(self._flying[0])
-
-    def _receive_last_stages(self) -> None:
-        """Decode groups whose last stage has been received, without waiting.
-
-        A group's first stage is advanced in the order of launch (``_submit_second_stages``). After
-        its last stage a group submits nothing, so the order does not matter.
-        """
-        for flight in list(self._flying):
-            if flight.early == flight.stage + 1 and self._is_back(flight):
-                self._advance(flight)
-
-    def _advance(self, flight: _Flight) -> None:
+    def _advance(self, flight: Flight) -> None:
         """Wait for a collective, then submit the next one of its group.
 
         After the last one, launch further groups that fit.
         """
         self._flying.remove(flight)
-        meter = self.binding.compressor._training.meter
-        with meter.time("exchange_s", flight.index):
-            received = flight.request.receive(self.binding.world, flight.handle)
-        meter.add("flight_s", time.perf_counter() - flight.begun, flight.index)
-        self._account("flight", flight.index, sum(part.numel() for part in received))
-        self._account("work", flight.index, self._trips.working_bytes(flight.index))
+        index, begin = flight.index, time.perf_counter()
+        received = flight.request.receive(self.binding.world, flight.handle)
+        end = time.perf_counter()
+        self._meter.add(index, exchange_s=end - begin, flight_s=end - flight.begun)
+        size, work = sum(map(torch.Tensor.numel, received)), self._trips.working[index]
+        self._meter.hold({("flight", index): size, ("work", index): work})
+        flight.stage += 1
         try:
             flight.request = flight.trip.send(received)
-            flight.stage += 1
-        except StopIteration:
-            self._finish(flight.index)
-        except PayloadError as error:
-            self._failures.note(flight.index, error)
-            self._finish(flight.index)
+        except (StopIteration, PayloadError) as end_of_trip:
+            if isinstance(end_of_trip, PayloadError):
+                self._failures.note(index, end_of_trip)
+            flight.is_over = True
+            self._held -= flight.most
+            self._returned.add(index)
+            self._hold_nothing_but_kept(index)
+            self._launch()
         else:
             del received
-            self._account("work", flight.index, 0)
             self._submit(flight)
 
-    def _finish(self, index: int) -> None:
-        """Record that a group's average has been delivered, or could not be read."""
-        self._held -= self.binding.in_flight_bytes(self.layout.groups[index])
-        self._account("flight", index, 0)
-        self._account("work", index, 0)
-        self._account("result", index, self._results.kept_bytes(index))
-        self._returned.add(index)
-        self._launch()
+    def _hold_nothing_but_kept(self, index: int) -> None:
+        """Record that a group whose average was delivered holds what could not be written back."""
+        kept = self.arrivals.kept.get(index)
+        size = 0 if kept is None else kept.nbytes
+        self._meter.hold({("flight", index): 0, ("work", index): 0, ("result", index): size})
+
+
+def _go_on(find_step: weakref.ref[Step]) -> None:
+    """Launch groups that are complete, and submit second stages, without a worker."""
+    step = find_step()
+    if step is not None and not step._hold:
+        with step.lock:
+            step._launch()
+            step._submit_second_stages()

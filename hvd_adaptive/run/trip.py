@@ -6,8 +6,10 @@ same trips.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Generator, Sequence
-from typing import TYPE_CHECKING, Protocol
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 
@@ -33,6 +35,22 @@ INCOMPLETE = 2**30
 
 # Yields collectives, and receives their results.
 Trip = Generator[Collective, list[torch.Tensor], None]
+
+
+@dataclass(eq=False)
+class Flight:
+    """A group in flight, and the collective that its trip waits for."""
+
+    index: int
+    trip: Trip
+    request: Collective
+    most: int  # bytes that its exchange holds
+    early: int | None = None  # the number of its stages, if they may go on before the first result
+    stages: int = 0  # the number of its stages, in an OrderedStep
+    stage: int = 0
+    is_over: bool = False
+    handle: Any = None
+    begun: float = 0.0
 
 
 class Gradients(Memory, Protocol):
@@ -70,6 +88,7 @@ class Trips:
     Attributes:
         number: The step.
         error: The error that every rank must raise after ``agree``, or None.
+        working: The most bytes that decoding a group holds, by group; once its trip has begun.
         incomplete: Groups that are sent with zeros for gradients that are missing, because the step
             is given up.
     """
@@ -91,11 +110,13 @@ class Trips:
         self._compressor, self._exchange, self._layout = compressor, exchange, layout
         self._gradients, self._meter = gradients, meter
         self._attempt, self._name, self._residuals = attempt, name, residuals
+        self._of_attempt = f".attempt{attempt}" if attempt else ""
         self._after: dict[int, torch.Tensor] = {}  # the groups' residuals after this step
         self._absent: list[int] = []
         self._finite = Finite()
         self._weights: Weights | None = None  # of the next step
         self.error: ResidualError | None = None
+        self.working: dict[int, int] = {}
         self.incomplete: set[int] = set()
         looks = compressor.parts.looks_for_zeros and exchange.rank == 0
         self._zeros = RoundedZeros() if looks else None
@@ -115,30 +136,34 @@ class Trips:
         Raises:
             PayloadError: A payload arrived corrupt; see ``Exchange.average``.
         """
-        group = self._layout.groups[index]
-        self._meter.add("coordinates", group.coordinates, index)
-        self._meter.add("uncompressed_bytes", group.coordinates * group.dtype.itemsize, index)
-
-        with self._meter.time("encode_s", index):
-            flat = self._gathered(index)
-            parcel = self._parcel(index, factor, flat.device)
-            values = self._with_residual(index, flat[: parcel.quantized])
-            if self._zeros is not None:
-                self._zeros.look(group, values, parcel.codec)
+        group, begin = self._layout.groups[index], time.perf_counter()
+        quantized, codec = self.quantized(index), self._compressor.parts[group.part]
+        full = group.coordinates - quantized
+        self.working[index] = self._exchange.working_bytes(codec, quantized, full)
+        flat, values = self._gathered(index, quantized)
+        if self._zeros is not None:
+            self._zeros.look(group, values, codec)
+        parcel = self._parcel(index, factor, codec, quantized, flat.device)
+        self._meter.add(
+            index,
+            coordinates=group.coordinates,
+            uncompressed_bytes=group.coordinates * group.dtype.itemsize,
+            encode_s=time.perf_counter() - begin,
+        )
 
         averaging = self._exchange.average(parcel, flat, values)
         del flat, values  # valid until the first collective
         average = yield from averaging
 
-        self.check(index, average)
+        self.check(index, average, quantized)
         self._gradients.deliver(index, average)
 
-    def check(self, index: int, average: torch.Tensor) -> None:
+    def check(self, index: int, average: torch.Tensor, quantized: int) -> None:
         """Check whether a group's average is finite: a step with NaN or Inf changes no residual."""
         if self._residuals is not None:
             self._finite.look(average)
         size = self._compressor.settings.bucket_size
-        self._meter.look(average[: self.quantized(index)], size, index)
+        self._meter.look(average[:quantized], size, index)
 
     def hold(self, slot: int) -> None:
         """Keep the residual of a member: its average is not applied, as no rank has a gradient."""
@@ -171,30 +196,20 @@ class Trips:
         self._residuals.commit(self._after, self._finite.ask(), self._weights)
         self._after = {}
 
-    def codec(self, index: int) -> Codec:
-        """Return the codec of the group's part."""
-        return self._compressor.parts[self._layout.groups[index].part]
-
     def quantized(self, index: int) -> int:
         """Return how many of a group's coordinates this step quantises: none in a warm-up."""
         if self.number < self._compressor.settings.warmup_steps:
             return 0
         return self._exchange.quantized(self._layout.groups[index])
 
-    def working_bytes(self, index: int) -> int:
-        """Return the most bytes that decoding a group holds."""
-        quantized = self.quantized(index)
-        full = self._layout.groups[index].coordinates - quantized
-        return self._exchange.working_bytes(self.codec(index), quantized, full)
-
     def name(self, index: int, stage: int) -> str:
         """Return the name of a group's collective, the same on all ranks."""
-        return self.name_of(self._layout.labels[index] + (f".stage{stage}" if stage else ""))
+        of_stage = f".stage{stage}" if stage else ""
+        return f"{self._name}.{self._layout.labels[index]}{of_stage}{self._of_attempt}"
 
     def name_of(self, label: str) -> str:
         """Return a collective's name; attempts differ, as they may be in flight together."""
-        name = f"{self._name}.{label}"
-        return name + (f".attempt{self._attempt}" if self._attempt else "")
+        return f"{self._name}.{label}{self._of_attempt}"
 
     def draws(self, groups: Sequence[Group], count: int, part: str) -> Draws:
         """Return what draws up to ``count`` buckets of ``part``."""
@@ -214,36 +229,31 @@ class Trips:
         They are valid until the next call. A warm-up quantises them later.
         """
         index = self._layout.index_of(group)
-        return self._with_residual(index, self._gathered(index)[: self._exchange.quantized(group)])
+        return self._gathered(index, self._exchange.quantized(group))[1]
 
-    def _gathered(self, index: int) -> torch.Tensor:
-        """Return a group's coordinates; the residual is added in place."""
-        return self._gradients.gather(index, changed=self._residuals is not None)
+    def _gathered(self, index: int, quantized: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return a group's coordinates, and those that are quantised, with the residual."""
+        residuals = self._residuals
+        flat = self._gradients.gather(index, changed=residuals is not None)
+        values = flat[:quantized]  # to which the residual is added in place
+        if residuals is not None and quantized:
+            values = residuals.added(index, values)
+        return flat, values
 
-    def _with_residual(self, index: int, values: torch.Tensor) -> torch.Tensor:
-        if self._residuals is None or not values.numel():
-            return values
-        return self._residuals.added(index, values)
-
-    def _number_of(self, index: int) -> int:
-        """Return a group's number in random streams: another one if it is incomplete.
-
-        Other ranks then refuse its payload.
-        """
-        return group_number(index, self._attempt + INCOMPLETE * (index in self.incomplete))
-
-    def _parcel(self, index: int, factor: float, device: torch.device) -> Parcel:
-        group, quantized = self._layout.groups[index], self.quantized(index)
-        number, settings = self._number_of(index), self._compressor.settings
+    def _parcel(
+        self, index: int, factor: float, codec: Codec, quantized: int, device: torch.device
+    ) -> Parcel:
+        group, settings = self._layout.groups[index], self._compressor.settings
+        # Other ranks refuse the payload of an incomplete group.
+        attempt = self._attempt + INCOMPLETE * (index in self.incomplete)
+        number, instance = group_number(index, attempt), self._compressor._training.instance
         return Parcel(
-            codec=self.codec(index),
+            codec=codec,
             dtype=group.dtype,
             quantized=quantized,
             full=group.coordinates - quantized,
             device=device,
-            stream=RandomStream(
-                self._compressor._training.instance, settings.seed, self.number, number
-            ),
+            stream=RandomStream(instance, settings.seed, self.number, number),
             factor=factor,
             layout=self._layout.fingerprint,
             index=index,

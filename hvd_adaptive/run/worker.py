@@ -95,11 +95,6 @@ class Worker:
         weakref.finalize(self, self._wake.set)
         self._thread.start()
 
-    def turn(self) -> bool | None:
-        """Do what can be done now; see ``Work.advance``."""
-        step = None if self._stopped else self._find()
-        return None if step is None else step.advance()
-
 
 def gather_patiently(world: Any, values: torch.Tensor, warn: Callable[[], None]) -> torch.Tensor:
     """Return all ranks' tensors of equal shape, stacked; call ``warn`` every STALL seconds.
@@ -124,20 +119,17 @@ def _run(find_worker: weakref.ref[Worker], wake: threading.Event) -> None:
         while True:
             wake.wait()
             wake.clear()
-            while (done := _turn(find_worker)) is not None:
+            done: bool | None = True
+            while done is not None:
                 if not done:
                     wake.wait(PAUSE)
                     wake.clear()
-            worker = find_worker()
-            if worker is None or worker._stopped:
-                return
-            del worker
-
-
-def _turn(find_worker: weakref.ref[Worker]) -> bool | None:
-    """Return ``Worker.turn``; no reference outlives the call."""
-    worker = find_worker()
-    return None if worker is None else worker.turn()
+                worker = find_worker()
+                if worker is None or worker._stopped:
+                    return
+                step = worker._find()
+                done = None if step is None else step.advance()
+                del worker, step  # the thread keeps neither while it sleeps
 
 
 _running: weakref.WeakSet[Worker] = weakref.WeakSet()

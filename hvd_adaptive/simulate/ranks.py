@@ -229,7 +229,8 @@ class Ranks:
         excess = normalized = bias = 0.0
         for index, flat in enumerate(self.flats if self.compressor is not None else ()):
             trips = self._trips(0, step)
-            codec, quantized = trips.codec(index), trips.quantized(index)
+            codec = self._scheme.parts[self.layout.groups[index].part]
+            quantized = trips.quantized(index)
             errors = [quantization_error(codec, row[:quantized]) for row in flat]
             excess += sum(error.variance for error in errors) / self.workers
             normalized += sum(error.normalized for error in errors) / self.workers
@@ -318,7 +319,7 @@ class Ranks:
         together([trips.trip(index, 1.0 / self.workers) for trips in everyone], self._take_back)
         average = self._gradients[0].averages.pop(index)
         for trips in everyone[1:]:  # the same bits on every rank
-            trips.check(index, average)
+            trips.check(index, average, trips.quantized(index))
         return average
 
     def _take_back(self) -> None:

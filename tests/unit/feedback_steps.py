@@ -10,7 +10,7 @@ from hvd_adaptive.exchange.allgather import AllgatherExchange
 from hvd_adaptive.exchange.exchange import RankInfo
 from hvd_adaptive.feedback_weight import Figures, Own, Weights
 from hvd_adaptive.layout import Member, build_layout
-from hvd_adaptive.run.step import Step
+from hvd_adaptive.run.unordered import UnorderedStep
 
 
 class Echo:
@@ -62,17 +62,17 @@ class OneRank:
     def buffer(self, use, coordinates, dtype, device):
         return torch.full((coordinates,), 7.0, dtype=dtype)
 
-    def in_flight_bytes(self, group):
-        return 4 * group.coordinates
+    def in_flight_bytes(self, layout):
+        return [4 * group.coordinates for group in layout.groups]
 
-    def begin(self, attempt: int = 0) -> Step:
+    def begin(self, attempt: int = 0) -> UnorderedStep:
         """As the session makes a step."""
         residuals = self.compressor._training.residuals
         if residuals is not None:
             residuals.lay_out(self.layout, *self.rank_info)
-        return Step(self, self.layout, self.compressor.step, attempt, residuals)
+        return UnorderedStep(self, self.layout, self.compressor.step, attempt, residuals)
 
-    def send(self, step: Step, gradients) -> Step:
+    def send(self, step: UnorderedStep, gradients) -> UnorderedStep:
         """Gradients by slot arrive (None: is missing) and all groups leave."""
         for slot, gradient in enumerate(gradients):
             if gradient is not None:

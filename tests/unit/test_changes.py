@@ -108,7 +108,7 @@ def test_without_checksums_averages_travel_so_too_with_the_table_that_they_had()
     assert kept.table_version == 1 and torch.equal(kept.levels, second.levels)
     assert header(kept.payloads.encode(FLAT, FLAT.numel(), 0).bytes).checksum == 0
     assert header(compressor.encode(FLAT)).checksum == 0
-    assert due(compressor, 7) == [20] and not compressor._training.updates.second_due(7)
+    assert due(compressor, 7) == [20] and not compressor._training.updates.at(7).second
 
 
 def test_other_bits_start_from_their_own_table_and_are_fitted_at_once():

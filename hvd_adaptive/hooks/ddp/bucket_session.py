@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import logging
+import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
@@ -13,10 +14,9 @@ import torch.distributed as dist
 from hvd_adaptive.base.errors import RankMismatchError, WarnOnce
 from hvd_adaptive.changes import begin_step
 from hvd_adaptive.hooks.connected import ApartFromHorovod, is_first_rank
-from hvd_adaptive.hooks.ddp.arrived import Arrived
 from hvd_adaptive.hooks.ddp.buckets import Bucket, BucketBinding, Names
 from hvd_adaptive.hooks.ddp.early import EarlyGroups
-from hvd_adaptive.hooks.ddp.pending import Pending, at_end_of_backward, is_nested
+from hvd_adaptive.hooks.ddp.pending import Arrived, Pending, at_end_of_backward, is_nested
 from hvd_adaptive.run.agreement import compare_settings
 from hvd_adaptive.run.ordered_drive import OrderedDriver
 from hvd_adaptive.transport.horovod_rounds import HorovodRounds
@@ -142,8 +142,9 @@ class BucketSession(ApartFromHorovod):
             is_last: DDP says that it is the last one. If not, perhaps none is.
             as_filled: The bucket is as DDP has filled it; no hook around ours may have changed it.
         """
-        with self.compressor._training.meter.time("blocked_s"):
-            self._take(bucket, index, as_filled)
+        begin = time.perf_counter()
+        self._take(bucket, index, as_filled)
+        self.compressor._training.meter.add(blocked_s=time.perf_counter() - begin)
         pending = self._pending
         if pending is None or index is None:
             return  # whoever calls without an index calls ``finish``
@@ -161,7 +162,8 @@ class BucketSession(ApartFromHorovod):
             pending = None
         if pending is None:
             pending = self._begin_step(bucket)
-        pending.add(bucket)
+        pending.buckets.append(bucket)
+        pending.parameters.update(bucket.identities)
         if pending.collects and index == 0 and len(pending.buckets) > 1:
             # DDP waits for the futures of the first iteration before it says which bucket is last.
             self._average_plainly(pending)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import hashlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -54,6 +55,11 @@ class Bucket:
     gradients: Sequence[torch.Tensor]
     future: BucketFuture
 
+    @functools.cached_property
+    def identities(self) -> tuple[int, ...]:
+        """Return the ``id`` of each parameter."""
+        return tuple(map(id, self.parameters))
+
     def set_result(self, error: BaseException | None = None) -> None:
         """Set the future: the average has replaced the gradients, or there is none."""
         if error is not None:
@@ -83,18 +89,13 @@ class Bucket:
         buffer, parameters = bucket.buffer(), bucket.parameters()
         check_supported(buffer.device)
         gradients: Sequence[torch.Tensor] = ()
-        if is_compressible(buffer):
+        if buffer.layout == torch.strided and buffer.dtype in DTYPE_CODES:
             # In the order of memory, for all strides; complex numbers are pairs of real ones.
             gradients = buffer.split([p.numel() * (1 + p.is_complex()) for p in parameters])
         else:
             parameters = ()
         devices = [buffer.device] if buffer.is_cuda else []
         return cls(buffer, parameters, gradients, BucketFuture(devices=devices))
-
-
-def is_compressible(buffer: torch.Tensor) -> bool:
-    """Return whether gradients are dense and payloads support their dtype."""
-    return buffer.layout == torch.strided and buffer.dtype in DTYPE_CODES
 
 
 class BucketBinding(RankContext):
@@ -124,16 +125,16 @@ class BucketBinding(RankContext):
 
     def knows(self, bucket: Bucket) -> bool:
         """Return whether all parameters of a bucket are laid out."""
-        return self.layout is not None and all(id(p) in self._slots for p in bucket.parameters)
+        return self.layout is not None and self._slots.keys() >= set(bucket.identities)
 
     def is_laid_out_for(self, buckets: Sequence[Bucket]) -> bool:
         """Return whether buckets were laid out in this order; some may be missing."""
-        now = [_identities(bucket) for bucket in buckets if bucket.parameters]
-        return now == [known for known in self._buckets if known in now]
+        now = [bucket.identities for bucket in buckets if bucket.parameters]
+        return now == self._buckets or now == [b for b in self._buckets if b in now]
 
     def by_slot(self, bucket: Bucket) -> dict[int, torch.Tensor]:
         """Return a bucket's gradients by slot."""
-        slots = (self._slots[id(parameter)] for parameter in bucket.parameters)
+        slots = map(self._slots.__getitem__, bucket.identities)
         return dict(zip(slots, bucket.gradients, strict=True))
 
     def divided(self, buckets: Sequence[Bucket]) -> dict[int, torch.nn.Parameter]:
@@ -141,7 +142,7 @@ class BucketBinding(RankContext):
         assert self.layout is not None
         found: dict[int, torch.nn.Parameter] = {}
         for bucket in buckets:
-            slots = [self._slots[id(parameter)] for parameter in bucket.parameters]
+            slots = [self._slots[identity] for identity in bucket.identities]
             if len({group for slot in slots for group, _ in self.layout.pieces_of[slot]}) > 1:
                 found |= zip(slots, bucket.parameters, strict=True)
         return found
@@ -159,7 +160,7 @@ class BucketBinding(RankContext):
         """
         part_of = self.compressor.parts.label_of
         members: list[list[Member]] = []
-        self._buckets, self._slots = [_identities(bucket) for bucket in buckets], {}
+        self._buckets, self._slots = [bucket.identities for bucket in buckets], {}
         for bucket in reversed(buckets):
             pairs = list(zip(bucket.parameters, bucket.gradients, strict=True))
             members.append([])
@@ -240,10 +241,6 @@ class Names:
             self._alive = [(self._by_id[id(p)], p) for p in parameters]
         self.numbered = self.numbered or [(self._by_id[id(p)], p.numel()) for p in parameters]
         return self._by_id
-
-
-def _identities(bucket: Bucket) -> tuple[int, ...]:
-    return tuple(map(id, bucket.parameters))
 
 
 def _by_bucket(buckets: Sequence[Sequence[Member]], in_turn: bool, **bounds: Any) -> Layout:

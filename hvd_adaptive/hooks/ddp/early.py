@@ -138,6 +138,8 @@ class EarlyGroups:
         for slot in gradients:
             for group in self._groups_of.get(slot, ()):
                 self._missing.pop(group, None)
+        if not sent:
+            return gradients
         return {slot: of for slot, of in gradients.items() if slot not in sent}
 
     def end(self, gradients: Mapping[int, torch.Tensor]) -> None:

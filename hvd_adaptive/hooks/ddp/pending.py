@@ -1,16 +1,29 @@
-"""The buckets of one step, and the backward pass that brings them."""
+"""The buckets of one step, and the backward pass that brings them; ranks compare them."""
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Collection
+import zlib
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from types import FrameType
+from typing import TYPE_CHECKING
 
 import torch
 
+from hvd_adaptive.base.errors import RankMismatchError
 from hvd_adaptive.hooks.ddp.buckets import Bucket, BucketBinding, Names
+from hvd_adaptive.run.description import differences
+from hvd_adaptive.run.worker import gather_patiently
+from hvd_adaptive.transport.torch_world import TorchWorld
 
+if TYPE_CHECKING:
+    import torch.distributed as dist
+
+ADVICE = (
+    "Every rank must use the same parameters under the same names; DistributedDataParallel skips "
+    "buckets of unused ones with skip_all_reduce_unused_params=True"
+)
 ENGINE = "_engine_run_backward"  # torch's function that calls autograd
 
 
@@ -48,14 +61,9 @@ class Pending:
 
         One of its parameters has arrived already, or it has no place in the layout.
         """
-        if any(id(parameter) in self.parameters for parameter in bucket.parameters):
+        if not self.parameters.isdisjoint(bucket.identities):
             return True
         return not (self.collects or self.plain or self.binding.knows(bucket))
-
-    def add(self, bucket: Bucket) -> None:
-        """Note a bucket."""
-        self.buckets.append(bucket)
-        self.parameters.update(map(id, bucket.parameters))
 
     def names(self, known: Names, early: Collection[int] = ()) -> list[str]:
         """Return the parameters' names, in the layout's order; numbers if they have none yet.
@@ -69,6 +77,43 @@ class Pending:
             parameters = [p for bucket in self.buckets for p in bucket.parameters]
             return [known.name_of(p, number) for number, p in enumerate(parameters)]
         return [layout.members[slot].name for slot in sorted({*self.gradients, *early})]
+
+
+class Arrived:
+    """The ranks' comparison of what a backward pass has brought, in a process group of its own.
+
+    Ranks that skip different buckets pair other collectives wrongly, and never receive some.
+
+    Args:
+        group: The model's process group; None for the default one.
+    """
+
+    def __init__(self, group: dist.ProcessGroup | None) -> None:
+        self._world = TorchWorld(group)
+
+    def close(self) -> None:
+        """Leave the ranks; see ``TorchWorld.close``."""
+        self._world.close()
+
+    def check(self, step: int, names: Sequence[str], warn: Callable[[], None]) -> None:
+        """Compare names of the gradients of a step, a collective.
+
+        Args:
+            step: The step.
+            names: Names of this rank's gradients.
+            warn: Called while other ranks let this one wait (``gather_patiently``).
+
+        Raises:
+            RankMismatchError: They differ, on all ranks.
+        """
+        row = torch.tensor([zlib.crc32(repr(names).encode())], device="cpu")
+        rows = gather_patiently(self._world, row, warn)
+        if (rows == rows[0]).all():
+            return
+        own = {"the gradients of this step": dict.fromkeys(names, "there")}
+        everyone = self._world.gather_objects(own)
+        mismatch = differences(everyone, range(len(everyone)), ADVICE)
+        raise RankMismatchError(f"step {step}: {mismatch}")
 
 
 def at_end_of_backward(call: Callable[[], None]) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
@@ -26,10 +27,10 @@ def travelled(
     """Return the result of a module's route, whose collectives are performed one by one."""
     request, stage = next(route), 0
     while True:
-        meter.add("wire_bytes", request.sent_bytes(world.rank, world.size), index)
-        with meter.time("exchange_s", index):
-            handle = request.submit(world, f"{name}.stage{stage}")
-            received = request.waiting().receive(world, handle)
+        sent, begin = request.sent_bytes(world.rank, world.size), time.perf_counter()
+        handle = request.submit(world, f"{name}.stage{stage}")
+        received = request.waiting().receive(world, handle)
+        meter.add(index, wire_bytes=sent, exchange_s=time.perf_counter() - begin)
         try:
             request, stage = route.send(received), stage + 1
         except StopIteration as ended:

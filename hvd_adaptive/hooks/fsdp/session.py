@@ -207,8 +207,7 @@ class ShardedSession(ApartFromHorovod):
             values, padding = ordered[: parcel.quantized], module.padding * flat.numel()
             self._zeros.look(module.group, values, parcel.codec, round(padding / module.length))
         meter = self.compressor._training.meter
-        meter.add("coordinates", flat.numel(), index)
-        meter.add("uncompressed_bytes", flat.nbytes, index)
+        meter.add(index, coordinates=flat.numel(), uncompressed_bytes=flat.nbytes)
         try:
             route = binding.exchange.average(parcel, ordered, ordered[: parcel.quantized])
             del ordered
@@ -307,8 +306,7 @@ class ShardedSession(ApartFromHorovod):
         if not self._shards:
             self._binding.parts = self._modules.parts()
             self._binding.prepare(step)
-        compressor._training.updates.due(step)  # once a step, whatever it returns
-        self._is_sampled = compressor._training.updates.needs_samples(step)
+        self._is_sampled = compressor._training.updates.at(step).samples
         if self._is_sampled or step == compressor.settings.warmup_steps:
             world.forget_lengths()
         looks = compressor.parts.looks_for_zeros and world.rank == 0

@@ -94,8 +94,9 @@ class Agreement:
         step, updates = self._compressor.step, self._compressor._training.updates
         named = "" if groups.layout is None else groups.name
         settings = self._compressor.parts.default.settings_fingerprint
-        due = self.update_due(groups, step)
-        fits = due, updates.first_due(step), updates.needs_samples(step)
+        is_due = self.update_due(groups, step)
+        first, _, samples = updates.at(step)
+        fits = is_due, first, samples
         return position(
             self._world.rank,
             slot,
@@ -168,14 +169,14 @@ class Agreement:
     def _varying(self, groups: RankContext, attempt: int) -> Description:
         step = self._compressor.step
         self.update_due(groups, step)
-        updates = self._compressor._training.updates
-        due = {True: "due", False: "not due"}
+        due = self._compressor._training.updates.at(step)
+        words = {True: "due", False: "not due"}
         return {
             "the step": {
                 "its number": str(step),
-                "a fit of tables (update_steps)": due[updates.first_due(step)],
-                "a fit of averages' tables": due[updates.second_due(step)],
-                "samples for a fit": due[updates.needs_samples(step)],
+                "a fit of tables (update_steps)": words[due.first],
+                "a fit of averages' tables": words[due.second],
+                "samples for a fit": words[due.samples],
                 "its attempt": str(attempt),
                 "tables fitted so far": str(self._tables),
             },

@@ -24,8 +24,8 @@ from hvd_adaptive.hooks.horovod.joined import JoinedStep
 from hvd_adaptive.hooks.horovod.newcomers import take_first_state
 from hvd_adaptive.hooks.horovod.placeholder import Reduction, StepsDiffer, check_reduced
 from hvd_adaptive.layout import Layout, Member, build_layout
-from hvd_adaptive.run.drive import Drive, Road
-from hvd_adaptive.run.step import Step
+from hvd_adaptive.run.driver import Drive, Road
+from hvd_adaptive.run.unordered import UnorderedStep
 from hvd_adaptive.transport.collectives import InFlight
 from hvd_adaptive.transport.horovod_world import Abandoned
 
@@ -154,7 +154,7 @@ class HorovodDrive(Drive):
             self._alone = len(SESSIONS) > 1 and self._is_left_alone()
             if self.worker is None and not (self._is_new or self._alone):
                 return False if len(SESSIONS) > 1 and not self.over.is_set() else None
-            if self.step is None or self.step.device.type == "cpu":
+            if self.worker is not None or self.step is None or self.step.device.type == "cpu":
                 return self.go_on()
             with finished_on(self.step.device):
                 return self.go_on()
@@ -292,7 +292,7 @@ class HorovodDrive(Drive):
         while not self.flushed:
             yield None
 
-    def _laid_out(self) -> Step:
+    def _laid_out(self) -> UnorderedStep:
         """Lay out the tensors in the order of arrival, if ranks have the same ones."""
         binding, part_of = self.binding, self.binding.compressor.parts.label_of
         members = [
@@ -308,7 +308,7 @@ class HorovodDrive(Drive):
             raise RankMismatchError("ranks disagree on their gradients' shapes or order")
         return self._again(layout, dict(enumerate(self.tensors)))
 
-    def _grouped_by_name(self) -> Step:
+    def _grouped_by_name(self) -> UnorderedStep:
         gradients = self._taken_back()
         return self._again(self.binding.lay_out_by_name(), gradients)
 
@@ -318,7 +318,7 @@ class HorovodDrive(Drive):
         self.step.abandon()
         return gradients
 
-    def _again(self, layout: Layout, gradients: dict[int, torch.Tensor]) -> Step:
+    def _again(self, layout: Layout, gradients: dict[int, torch.Tensor]) -> UnorderedStep:
         step = _new_step(self.binding, layout, self.worker)
         for slot, gradient in gradients.items():
             step.arrive(slot, gradient, self.binding.parameters.is_gradient(slot, gradient))
@@ -344,10 +344,12 @@ def _abandoned() -> RuntimeError:
     return RuntimeError("this gradient's step was given up: backward has run again since")
 
 
-def _new_step(binding: Binding, layout: Layout, worker: Worker | None) -> Step:
+def _new_step(binding: Binding, layout: Layout, worker: Worker | None) -> UnorderedStep:
     """Return the step that comes next, without gradients."""
     compressor = binding.compressor
     residuals = compressor._training.residuals
     if residuals is not None:
         residuals.lay_out(layout, binding.world.rank, binding.world.size)
-    return Step(binding, layout, compressor.step, binding.abandoned.attempt, residuals, worker)
+    return UnorderedStep(
+        binding, layout, compressor.step, binding.abandoned.attempt, residuals, worker
+    )

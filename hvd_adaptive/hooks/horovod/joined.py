@@ -9,6 +9,7 @@ return.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -53,10 +54,12 @@ class JoinedStep:
             data = gradient.detach().to(wide_of(gradient.dtype)).contiguous().view(-1)
             self._handles[slot] = world.allreduce(data, f"{self._name}.{slot}", world.hvd.Sum)
             bytes_ = data.numel() * data.element_size()
-            meter.add("payload_bytes", bytes_)
-            meter.add("coordinates", data.numel())
-            meter.add("uncompressed_bytes", data.numel() * gradient.element_size())
-            meter.add("wire_bytes", 2 * bytes_ * (world.size - 1) // world.size)  # of a ring
+            meter.add(
+                payload_bytes=bytes_,
+                coordinates=data.numel(),
+                uncompressed_bytes=data.numel() * gradient.element_size(),
+                wire_bytes=2 * bytes_ * (world.size - 1) // world.size,  # of a ring
+            )
 
     @property
     def is_received(self) -> bool:
@@ -70,8 +73,10 @@ class JoinedStep:
     def result(self, slot: int, absent: bool = False) -> torch.Tensor:
         """Return the reduced gradient, in its own shape and dtype."""
         gradient = self._gradients.pop(slot)
-        with self.binding.compressor._training.meter.time("exchange_s"):
-            total = self.binding.world.synchronize(self._handles.pop(slot))
+        begin = time.perf_counter()
+        total = self.binding.world.synchronize(self._handles.pop(slot))
+        seconds = time.perf_counter() - begin
+        self.binding.compressor._training.meter.add(exchange_s=seconds)
         return total.mul_(self._factor).to(gradient.dtype).view(gradient.shape)
 
     @property

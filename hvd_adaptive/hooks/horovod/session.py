@@ -78,8 +78,11 @@ class Session(Connected):
         meter = self.compressor._training.meter
         if not meter.detailed:
             return self._compress(tensor)
-        with meter.time("blocked_s"):
+        begin = time.perf_counter()
+        try:
             return self._compress(tensor)
+        finally:
+            meter.add(blocked_s=time.perf_counter() - begin)
 
     def _compress(self, tensor: torch.Tensor) -> tuple[torch.Tensor, Ticket | torch.dtype | None]:
         if tensor is None:
@@ -217,7 +220,7 @@ class Session(Connected):
                 self._complete(drive, output)
             result = drive.step.result(slot, drive.is_absent(output))
             if meter.detailed:
-                meter.add("blocked_s", time.perf_counter() - begin)
+                meter.add(blocked_s=time.perf_counter() - begin)
             if drive.step.finished:
                 self._end(drive)
             return result

@@ -13,6 +13,7 @@ from conftest import assert_same_everywhere, flat_parameters, make_model, train
 from rank_optimizers import distributed
 
 from hvd_adaptive import ALQ, ECDQ, QSGD, Hierarchical, Tuning, instances
+from hvd_adaptive.run.arrivals import Arrivals
 from hvd_adaptive.run.step import Step
 
 STEPS = 3
@@ -42,17 +43,18 @@ def delays(monkeypatch):
     """Random delays wherever the worker and the program's thread meet."""
     numbers = random.Random(hvd.rank())
 
-    def delayed(name: str):
-        method = getattr(Step, name)
+    def delayed(name: str, of: type = Step):
+        method = getattr(of, name)
 
         def later(self, *arguments, **keywords):
             if numbers.random() < 0.4:
                 time.sleep(0.003 * numbers.random())
             return method(self, *arguments, **keywords)
 
-        monkeypatch.setattr(Step, name, later)
+        monkeypatch.setattr(of, name, later)
 
-    for name in ("arrive", "advance", "_start", "_advance", "launch_all", "result"):
+    delayed("arrive", Arrivals)
+    for name in ("advance", "_start", "_advance", "launch_all", "result"):
         delayed(name)
 
 

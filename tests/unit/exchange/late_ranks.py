@@ -13,7 +13,7 @@ import torch
 
 from hvd_adaptive.layout import Member
 from hvd_adaptive.run.rank_context import RankContext
-from hvd_adaptive.run.step import Step
+from hvd_adaptive.run.unordered import UnorderedStep
 from hvd_adaptive.transport.world import World
 
 SECONDS = 20.0
@@ -113,7 +113,7 @@ class LateRank:
         self.compressor.step = number
         self.binding.name = f"late{number}"
         self.binding.prepare(number)
-        step = Step(self.binding, self.binding.layout, number)
+        step = UnorderedStep(self.binding, self.binding.layout, number)
         step.release(1.0 / self.world.size)
         slots = [int(member.name[1:]) for member in self.binding.layout.members]
         for slot in reversed(range(len(slots))):

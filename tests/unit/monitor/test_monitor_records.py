@@ -199,7 +199,7 @@ def test_buckets_that_are_not_finite(tmp_path):
 
 def test_groups_have_figures_only_where_there_is_a_monitor():
     codec = Codec(detailed=False)
-    codec.meter.add("payload_bytes", 5, 0)
+    codec.meter.add(0, payload_bytes=5)
     codec.meter.look(torch.full((20,), torch.nan), 10, 0)
     codec.meter.finish()
     assert codec.meter.report()["payload_bytes"] == 5

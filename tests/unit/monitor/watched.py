@@ -30,7 +30,7 @@ class Codec:
         """A step whose figures in each group are given."""
         for field, of_groups in figures.items():
             for group, amount in enumerate(of_groups):
-                self.meter.add(field, amount, group)
+                self.meter.add(group, **{field: amount})
         self.meter.finish()
         monitor.step(self, number)
 

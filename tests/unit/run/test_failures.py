@@ -8,6 +8,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
+from hvd_adaptive.adapt.updates import Due
 from hvd_adaptive.base.errors import PayloadError
 from hvd_adaptive.exchange.exchange import FailedElsewhereError
 from hvd_adaptive.run.agreement import position
@@ -52,11 +53,8 @@ def test_position_differs_with_every_fit_that_is_due():
     """Ranks of which one fits its table and another one asks for samples must not agree."""
     found = set()
     for first, second, samples in itertools.product((False, True), repeat=3):
-        updates = SimpleNamespace(
-            first_due=lambda step, due=first: due,
-            second_due=lambda step, due=second: due,
-            needs_samples=lambda step, due=samples: due,
-        )
+        due = Due(first, second, samples)
+        updates = SimpleNamespace(at=lambda step, due=due: due)
         parts = SimpleNamespace(default=SimpleNamespace(settings_fingerprint=1))
         training = SimpleNamespace(updates=updates)
         compressor = SimpleNamespace(_training=training, step=5, parts=parts)

@@ -25,7 +25,8 @@ from scheduler import (
 from hvd_adaptive import ALQ, QSGD, PayloadError, ScatterReduce, Tuning
 from hvd_adaptive.hooks.ddp.bucket_session import BucketSession
 from hvd_adaptive.hooks.ddp.buckets import Bucket, BucketFuture, Names
-from hvd_adaptive.run import course, worker
+from hvd_adaptive.run import worker
+from hvd_adaptive.run.ordered import Course, OrderedStep
 
 # `make soak` runs 100,000.
 SCHEDULES = int(os.environ.get("HVD_ADAPTIVE_SCHEDULES", "40"))
@@ -196,9 +197,6 @@ def test_any_schedule():
 
 def test_swapped_submissions_are_found(monkeypatch):
     """A worker that begins groups in the order of their arrival."""
-    from hvd_adaptive.run import ordered
-    from hvd_adaptive.run.ordered import OrderedStep
-
     right = OrderedStep._begin_next
 
     def wrong(self):
@@ -207,8 +205,9 @@ def test_swapped_submissions_are_found(monkeypatch):
         if not self.binding.world.rank or self._all_arrived or not complete:
             return right(self)
         begun.add(complete[0])
-        self._start(complete[0])
-        return ordered._Leg(self, self._flying[-1], 1)
+        flight = self._start(complete[0], 0)
+        flight.stages = 1
+        return flight
 
     monkeypatch.setattr(OrderedStep, "_begin_next", wrong)
     assert first_failure(check, (OrderError, AssertionError)) is not None
@@ -228,9 +227,7 @@ def test_a_dropped_wake_up_is_found(monkeypatch):
 
 def test_a_future_that_is_set_early_is_found(monkeypatch):
     """A future that is set when the groups of its bucket have been sent, not received."""
-    from hvd_adaptive.run.ordered import OrderedStep
-
-    monkeypatch.setattr(OrderedStep, "is_back", lambda self, slot: True)
+    monkeypatch.setattr(OrderedStep, "is_back", lambda self, slots: True)
     assert first_failure(check, (AssertionError, RuntimeError, DeadlockError)) is not None
 
 
@@ -255,8 +252,8 @@ def test_a_course_begins_in_order():
         if not leg.is_over:
             order.append(f"B{leg.name}")
 
-    of = course.Course(begin, advance, lambda leg: True)
-    of.all_arrived()
+    of = Course(begin, advance, lambda leg: True)
+    of.all_arrived = True
     while of.turn(wait=True):
         pass
     assert order == ["A1", "A2", "B1", "A3", "B2", "B3"]

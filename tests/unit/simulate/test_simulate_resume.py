@@ -93,6 +93,6 @@ def test_a_loaded_second_stage_waits_for_its_retry(case):
     new = ALQ(update_steps=[0], **REDUCE)
     new.load_state_dict(through_disk(old.state_dict()))
     new._training.updates.prepare_second_stages(3, [""], HALF)
-    due = [s for s in range(HALF, 40) if new._training.updates.second_due(s)]
-    assert due == [s for s in range(HALF, 40) if old._training.updates.second_due(s)]
+    due = [s for s in range(HALF, 40) if new._training.updates.at(s).second]
+    assert due == [s for s in range(HALF, 40) if old._training.updates.at(s).second]
     assert due == ([7] if case else []), "after steps 0, 1 and 3"
