@@ -104,8 +104,9 @@ class HorovodDrive(Drive):
         self.ready = 0.0  # when all gradients were first seen to have arrived
         self._holder: weakref.ref[_Holder] | None = None
         self.step: Any = None if layout is None else _new_step(binding, layout, worker)
-        due = binding.agreement.update_due(binding, binding.compressor.step)
-        self._held = due or layout is None or not binding.exchange.is_set_up
+        binding.agreement.begin_step(binding)
+        held = binding.agreement.is_due or layout is None
+        self._held = held or not binding.exchange.is_set_up
         self.named = layout is not None and binding.has_optimizer
         binding.world.left = self.left
         if self.named:
@@ -154,7 +155,7 @@ class HorovodDrive(Drive):
             self._alone = len(SESSIONS) > 1 and self._is_left_alone()
             if self.worker is None and not (self._is_new or self._alone):
                 return False if len(SESSIONS) > 1 and not self.over.is_set() else None
-            if self.step is None or self.step.device.type == "cpu":
+            if self.worker is not None or self.step is None or self.step.device.type == "cpu":
                 return self.go_on()
             with finished_on(self.step.device):
                 return self.go_on()
@@ -197,9 +198,9 @@ class HorovodDrive(Drive):
             RankMismatchError: Ranks differ; with the same message on all ranks.
             ValueError: The op is neither Average nor Sum.
         """
-        world = self.binding.world
+        world, own = self.binding.world, self.binding.agreement.own if self.named else None
         try:
-            self.read = check_reduced(reduced, world.size)
+            self.read = check_reduced(reduced, world.size, own=own)
         except StepsDiffer as error:
             yield from self._until_closed()
             if error.read.active < world.size or not self._take_first_state():
@@ -226,7 +227,7 @@ class HorovodDrive(Drive):
         name, attempt = binding.name or binding.unnamed, binding.abandoned.attempt
         if not take_first_state(binding.world, compressor, name, attempt, self._survives):
             return False
-        binding.agreement.forget_due()
+        binding.agreement.begin_step(binding)
         if self.step is not None:
             self.step.renumber(compressor.step)
         return True
@@ -261,15 +262,18 @@ class HorovodDrive(Drive):
         step = self.step
         if step.attempt:
             binding.abandoned.complete(binding.world, binding.name_at(step.attempt), step.device)
-        binding.set_up(step.layout, step.number, step.device, step.attempt)
-        due = binding.agreement.update_due(binding, step.number)
-        updates = binding.compressor._training.updates
-        if due or updates.needs_samples(step.number):
-            updates.run(step.number, step.samples, binding.sync(step.attempt), step.parts)
+        if not binding.exchange.is_set_up:
+            binding.set_up(step.layout, step.number, step.device, step.attempt)
+            binding.agreement.begin_step(binding)  # averages may have tables to fit by now
+        if binding.agreement.needs_samples:
+            sync, updates = binding.sync(step.attempt), binding.compressor._training.updates
+            updates.run(step.number, step.samples, sync, step.parts)
         step.launch_all(self.read.factor)
+        writes = False
         while not step.is_received:
-            if self.flushed:
+            if self.flushed and not writes:
                 step.write_back()  # while the last groups are in flight
+                writes = True
             yield step.advance()
         if self.read.compares and binding.world.size > 1:
             binding.compare_parameters(step.attempt)

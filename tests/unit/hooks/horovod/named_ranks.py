@@ -166,7 +166,6 @@ class Optimizer:
 
     def give_up(self) -> None:
         """As ``Session.abandon``."""
-        self.binding.agreement.forget_due()
         self.driver.give_up()
 
     def begin(self) -> None:
