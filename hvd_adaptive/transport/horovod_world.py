@@ -88,7 +88,7 @@ class References:
         found, nested = [], [generation[handle]]
         for part in nested:  # which grows meanwhile
             if isinstance(part, torch.Tensor):
-                found.append(reference(part))
+                found.append(part.as_strided((0,), (1,), 0))  # as ``reference`` does
             elif isinstance(part, tuple | list):
                 nested += part
         self._references[handle] = found
@@ -143,11 +143,12 @@ class HorovodWorld(World):
         return self.hvd.cross_rank(), self.hvd.local_size()
 
     def allgather(self, data: torch.Tensor, name: str) -> Any:
-        return self._kept(self.hvd.allgather_async(data, name=name, process_set=self.process_set))
+        handle = self.hvd.allgather_async(data, name=name, process_set=self.process_set)
+        return REFERENCES.add(self.hvd.mpi_ops._handle_map, handle)
 
     def alltoall(self, data: torch.Tensor, splits: torch.Tensor, name: str) -> Any:
         handle = self.hvd.alltoall_async(data, splits, name=name, process_set=self.process_set)
-        return self._kept(handle)
+        return REFERENCES.add(self.hvd.mpi_ops._handle_map, handle)
 
     def allreduce(self, data: torch.Tensor, name: str, op: Any, **factors: float) -> Any:
         """Submit ``hvd.allreduce_async`` and return its handle.
@@ -158,19 +159,14 @@ class HorovodWorld(World):
             op: Horovod's operation, e.g. ``hvd.Sum``.
             factors: ``prescale_factor`` and ``postscale_factor``.
         """
-        return self._kept(
-            self.hvd.allreduce_async(
-                data, name=name, op=op, process_set=self.process_set, **factors
-            )
+        handle = self.hvd.allreduce_async(
+            data, name=name, op=op, process_set=self.process_set, **factors
         )
+        return REFERENCES.add(self.hvd.mpi_ops._handle_map, handle)
 
     def broadcast_from_root(self, data: torch.Tensor, name: str) -> Any:
         """Submit ``hvd.broadcast_async`` from the first member, and return its handle."""
-        return self._kept(
-            self.hvd.broadcast_async(data, self.root, name=name, process_set=self.process_set)
-        )
-
-    def _kept(self, handle: Any) -> Any:
+        handle = self.hvd.broadcast_async(data, self.root, name=name, process_set=self.process_set)
         return REFERENCES.add(self.hvd.mpi_ops._handle_map, handle)
 
     def poll(self, handle: Any) -> bool:
@@ -197,7 +193,9 @@ class HorovodWorld(World):
             )
             for index, tensor in enumerate(tensors)
         ]
-        for handle in map(self._kept, handles):  # Horovod fuses what waits together
+        for handle in handles:
+            REFERENCES.add(self.hvd.mpi_ops._handle_map, handle)
+        for handle in handles:  # Horovod fuses what waits together
             self.synchronize(handle)
 
     @property

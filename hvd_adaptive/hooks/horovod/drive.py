@@ -80,6 +80,9 @@ class HorovodDrive(Drive):
         any_step: Ranks have compared their steps, and may differ in them.
         closed: No further gradient may join the others.
         generation: Horovod's (``HorovodWorld.generation``) when the step began.
+        here: By slot, whether a gradient has arrived.
+        unreturned: Number of gradients that have arrived and whose averages were not returned.
+        holder: Weak reference to what the step's tickets hold; None before the first ticket.
     """
 
     def __init__(
@@ -102,8 +105,10 @@ class HorovodDrive(Drive):
         self.closed = self.any_step = self._alone = False
         self.read = Reduction(0.0, 0)  # until the reduced position is known
         self.ready = 0.0  # when all gradients were first seen to have arrived
-        self._holder: weakref.ref[_Holder] | None = None
+        self.holder: weakref.ref[_Holder] | None = None
+        self.unreturned = 0
         self.step: Any = None if layout is None else _new_step(binding, layout, worker)
+        self.here = bytearray() if self.step is None else self.step.arrivals.here
         binding.agreement.begin_step(binding)
         held = binding.agreement.is_due or layout is None
         self._held = held or not binding.exchange.is_set_up
@@ -112,31 +117,12 @@ class HorovodDrive(Drive):
         if self.named:
             binding.agreement.submit(binding, binding.abandoned.attempt)
 
-    def ticket(self, slot: int) -> Ticket:
-        """Return a ticket for the gradient in ``slot``. If all are dropped, the step is left:
-        Horovod dropped its gradients without calls of decompress."""
-        holder = None if self._holder is None else self._holder()
-        if holder is None:
-            holder, left = _Holder(self), self.left
-            self._holder = weakref.ref(holder, lambda _: left.set())
-        return holder, slot
-
-    @property
-    def accepts(self) -> bool:
-        """Return whether a gradient may join the others."""
-        current = self.generation is self.binding.world.generation
-        return current and not (self.flushed or self.closed or self.left.is_set())
-
-    def is_absent(self, output: torch.Tensor) -> bool:
-        """Return whether no rank has the gradient whose placeholder was reduced to ``output``.
-
-        Raises:
-            RankMismatchError: The placeholder is a position, and ranks disagree on it.
-        """
-        if not self.named:
-            check_reduced(output, self.binding.world.size, self.any_step)
-            return False
-        return round(output.item() / self.read.factor) == self.read.active
+    def hold(self) -> _Holder:
+        """Return what all tickets hold. If all are dropped, the step is left: Horovod dropped its
+        gradients without calls of decompress."""
+        holder, left = _Holder(self), self.left
+        self.holder = weakref.ref(holder, lambda _: left.set())
+        return holder
 
     # On the road ----------------------------------------------------------------------------------
 

@@ -101,29 +101,25 @@ class Placeholders:
 
     Args:
         count: Number of gradients.
+
+    Attributes:
+        tensors: What Horovod reduces in place of each gradient: 1 if it is missing on this rank,
+            and zeros replace it.
     """
 
     def __init__(self, count: int) -> None:
-        self.count = count
         self._numbers = np.zeros((count, 1))
         # Not views of one tensor, to which ``reference`` would refer instead.
-        self._tensors = [torch.from_numpy(row) for row in self._numbers]
-        self._references = list(map(reference, self._tensors))
+        self.tensors = [torch.from_numpy(row) for row in self._numbers]
+        self._references = list(map(reference, self.tensors))
 
     def begin(self) -> None:
         """Begin a step. Horovod must have reduced all placeholders of the one before."""
         self._numbers.fill(0.0)
 
-    def of(self, slot: int, absent: bool) -> torch.Tensor:
-        """Return the tensor that Horovod reduces in place of a gradient.
-
-        Args:
-            slot: The gradient.
-            absent: The gradient is missing on this rank, and zeros replace it.
-        """
-        if absent:
-            self._numbers[slot] = 1.0
-        return self._tensors[slot]
+    def mark_absent(self, slot: int) -> None:
+        """Note that a gradient is missing on this rank."""
+        self._numbers[slot] = 1.0
 
 
 def check_reduced(

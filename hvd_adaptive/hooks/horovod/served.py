@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import gc
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 
-from hvd_adaptive.hooks.horovod.changed import Watch, is_unscaled
+from hvd_adaptive.hooks.horovod.changed import Watch
 from hvd_adaptive.hooks.horovod.owner import (
     Owner,
     calling_optimizer,
@@ -54,18 +54,39 @@ class ServedParameters:
         find = None if self._owner is None else self._owner.optimizer
         return None if find is None else find()
 
-    def begin_step(self) -> None:
-        """Begin a step; its first gradient has been found."""
-        self._seen = self._seen[-1:]
+    def begin_step(self, members: Sequence[Member]) -> Watch | None:
+        """Begin a step, whose first gradient has been found.
 
-    def end_step(self) -> None:
-        """Note the order of gradients, and which ones are sparse."""
-        rest = set(self._order) - set(self._seen)
-        self._order = list(dict.fromkeys(self._seen)) + [s for s in self._order if s in rest]
+        Returns:
+            A watch of its gradients; None if no optimizer calls.
+        """
+        self._seen = self._seen[-1:]
+        if self.optimizer is None:
+            return None
+        # A step in progress holds the optimizer weakly, so that it may be dropped meanwhile.
+        find, scaler = cast(Owner, self._owner).optimizer, self._compressor.settings.grad_scaler
+        return Watch(members, self.by_slot, cast(Any, find), scaler)
+
+    def end_step(self) -> list[str]:
+        """Note the order of gradients, and which ones are sparse.
+
+        Returns:
+            The names of parameters that have gradients, but no hook of Horovod's.
+        """
+        if self._seen != self._order:
+            self._order = list(dict.fromkeys([*self._seen, *self._order]))
         self._seen, self._next = [], 0
         if self._sparse is None:
             gradients = enumerate(p.grad for p in self.by_slot)
             self._sparse = {slot for slot, g in gradients if g is not None and g.is_sparse}
+        count, optimizer = 0, self.optimizer
+        if optimizer is None:
+            return []
+        for group in optimizer.param_groups:
+            count += len(group["params"])
+        if count != self._count:  # add_param_group was called
+            self._count, self._unhooked = count, unhooked(optimizer)
+        return [name for name, p in self._unhooked if p.requires_grad and p.grad is not None]
 
     def slot_of(self, tensor: torch.Tensor) -> int | None:
         """Return the slot of the parameter whose gradient is ``tensor``, or None."""
@@ -88,18 +109,6 @@ class ServedParameters:
             self._next = (order.index(found) + 1) % len(order)
         return found
 
-    def unreduced(self) -> list[str]:
-        """Return the names of parameters that have gradients, but no hook of Horovod's."""
-        optimizer = self.optimizer
-        if optimizer is None:
-            return []
-        count = 0
-        for group in optimizer.param_groups:
-            count += len(group["params"])
-        if count != self._count:  # add_param_group was called
-            self._count, self._unhooked = count, unhooked(optimizer)
-        return [name for name, p in self._unhooked if p.requires_grad and p.grad is not None]
-
     def is_sparse(self, slot: int) -> bool:
         """Return whether Horovod exchanges the gradient itself, because it is sparse now."""
         gradient = self.by_slot[slot].grad
@@ -109,16 +118,6 @@ class ServedParameters:
         """Return whether Horovod would wait for ever if another rank had this absent gradient: it
         would be sparse there, and dense zeros here."""
         return slot in (self._sparse or ()) and not self.optimizer.sparse_as_dense
-
-    def is_absent(self, slot: int, tensor: torch.Tensor) -> bool:
-        """Return whether no backward pass has reached the parameter in ``slot`` since the last
-        step, because it is frozen or was not used. ``tensor`` is then zeros."""
-        find = None if self._owner is None else self._owner.optimizer
-        optimizer = None if find is None else find()
-        if optimizer is None:
-            return False
-        delay = optimizer._allreduce_delay.get(self.by_slot[slot])
-        return delay == optimizer.backward_passes_per_step and not bool(tensor.any())
 
     def resolved(self, slot: int, tensor: torch.Tensor) -> torch.Tensor:
         """Return ``tensor`` without the negative bit, which means that memory holds its negative.
@@ -137,20 +136,6 @@ class ServedParameters:
         parameter in ``slot``, in an optimizer's call. hvd.allreduce must not change its input."""
         optimizer = self._owner is not None and self._owner.optimizer is not None
         return optimizer and self.by_slot[slot].grad is tensor
-
-    def watch(self, members: Sequence[Member]) -> Watch | None:
-        """Return a watch of one step's gradients; None if no optimizer was found."""
-        find = None if self._owner is None else self._owner.optimizer
-        if find is None or find() is None:
-            return None
-        # A step in progress holds the optimizer weakly, so that it may be dropped meanwhile.
-        optimizer, scaler = find, self._compressor.settings.grad_scaler
-
-        def unscaled() -> bool:
-            current = optimizer()
-            return current is not None and is_unscaled(current, scaler)
-
-        return Watch(members, self.by_slot, unscaled)
 
     def is_called_by_its_optimizer(self) -> bool:
         """Return False if another optimizer calls because this one is gone, or never existed.

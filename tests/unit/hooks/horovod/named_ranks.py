@@ -177,11 +177,11 @@ class Optimizer:
         self.driver.wake()
 
     def arrive(self, slot: int, gradient: torch.Tensor) -> None:
-        """As ``Session._compress_named``, and Horovod's allreduce of the placeholder."""
+        """As ``Session.compress``, and Horovod's allreduce of the placeholder."""
         drive: HorovodDrive = self.driver.drive
         drive.step.arrive(slot, gradient)
         drive.send_what_is_complete()
-        number = self.placeholders.of(slot, absent=False)
+        number = self.placeholders.tensors[slot]
         self._handles[slot] = self.world.allreduce(number, f"{self.name}.{slot}", "Sum")
 
     def forget_handles(self) -> None:

@@ -17,7 +17,9 @@ def test_each_step_begins_with_zeros():
     places = None
     for _ in range(3):
         placeholders.begin()
-        tensors = [placeholders.of(slot, absent=slot in (4, 299)) for slot in range(300)]
+        for slot in (4, 299):
+            placeholders.mark_absent(slot)
+        tensors = placeholders.tensors
         assert [float(tensor) for tensor in tensors] == [slot in (4, 299) for slot in range(300)]
         assert {(tensor.dtype, tensor.shape) for tensor in tensors} == {(torch.float64, (1,))}
         for tensor in tensors:
@@ -31,7 +33,7 @@ def test_a_step_creates_no_objects():
     placeholders.begin()
     before = len(gc.get_objects())
     placeholders.begin()
-    kept = [placeholders.of(slot, absent=False) for slot in range(500)]
+    kept = [placeholders.tensors[slot] for slot in range(500)]
     assert len(gc.get_objects()) - before < 10 and len(kept) == 500
 
 
@@ -62,6 +64,5 @@ def test_a_reference_does_not_depend_on_the_shape(shape):
 def test_a_placeholder_is_no_view():
     """A reference to a view is one to the tensor that it is a view of."""
     placeholders = Placeholders(3)
-    for slot in range(3):
-        tensor = placeholders.of(slot, absent=False)
+    for slot, tensor in enumerate(placeholders.tensors):
         assert tensor._base is None and placeholders._references[slot]._base is tensor
