@@ -201,12 +201,13 @@ class Agreement:
 
 def tables_fitted(compressor: GradientCompressor) -> int:
     """Return the number of fits of tables: of all parts, and of the averages of each."""
-    codecs: dict[int, Any] = {}
+    fits, counted = 0, set()
     for codec in compressor.parts.values():
-        codecs[id(codec)] = codec
-        if codec.second is not None:
-            codecs[id(codec.second.codec)] = codec.second.codec
-    return sum([codec.table_version for codec in codecs.values()])
+        for one in (codec, None if codec.second is None else codec.second.codec):
+            if one is not None and id(one) not in counted:
+                counted.add(id(one))
+                fits += one.table_version
+    return fits
 
 
 @functools.lru_cache(maxsize=16)

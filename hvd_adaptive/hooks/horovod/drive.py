@@ -47,10 +47,7 @@ SESSIONS: weakref.WeakSet[Any] = weakref.WeakSet()
 class _Holder:
     """Hold what the tickets of one step share; it is freed with the last of them."""
 
-    __slots__ = ("__weakref__", "drive")
-
-    def __init__(self, drive: HorovodDrive) -> None:
-        self.drive = drive
+    drive: HorovodDrive
 
 
 # What decompress needs to know of a gradient: its step and slot.
@@ -67,7 +64,8 @@ class HorovodDrive(Drive):
         worker: See ``Drive``.
         layout: The layout; None if no optimizer names gradients. They are then laid out when all
             have arrived.
-        survives: The compressor's state is of an earlier generation of Horovod.
+        last_generation: Horovod's generation when the compressor's last step ended; None if there
+            was none.
 
     Attributes:
         step: The step; None until gradients are laid out.
@@ -93,11 +91,11 @@ class HorovodDrive(Drive):
         worker: Worker | None,
         *,
         layout: Layout | None = None,
-        survives: bool = False,
+        last_generation: Any = None,
     ) -> None:
         super().__init__(binding, lock, worker)
         self.binding: Binding = binding
-        self.generation, self._survives = binding.world.generation, survives
+        self.generation, self._last_generation = binding.world.generation, last_generation
         self.tensors: list[torch.Tensor] = []
         self.watch: Watch | None = None
         self.placeholders: Placeholders | None = None
@@ -120,7 +118,8 @@ class HorovodDrive(Drive):
     def hold(self) -> _Holder:
         """Return what all tickets hold. If all are dropped, the step is left: Horovod dropped its
         gradients without calls of decompress."""
-        holder, left = _Holder(self), self.left
+        holder, left = _Holder(), self.left
+        holder.drive = self
         self.holder = weakref.ref(holder, lambda _: left.set())
         return holder
 
@@ -159,7 +158,8 @@ class HorovodDrive(Drive):
         return self.named and self.binding.agreement.is_new
 
     def road(self) -> Road:
-        while (reduced := self._answer()) is None:
+        answer = self.binding.agreement.answer
+        while (reduced := answer() if self.named else self.reduced) is None:
             yield False if self.named else None
         yield from self._agree(reduced)
         takes_part = self.read.active == self.binding.world.size
@@ -171,9 +171,6 @@ class HorovodDrive(Drive):
         yield from self._until_closed()
         self.closed = True
         yield from (self._exchange() if takes_part else self._sum_of_some())
-
-    def _answer(self) -> torch.Tensor | None:
-        return self.binding.agreement.answer() if self.named else self.reduced
 
     def _agree(self, reduced: torch.Tensor) -> Road:
         """Read what ranks have compared.
@@ -211,7 +208,9 @@ class HorovodDrive(Drive):
         """Return whether ranks have the same state now; see newcomers.py."""
         binding, compressor = self.binding, self.binding.compressor
         name, attempt = binding.name or binding.unnamed, binding.abandoned.attempt
-        if not take_first_state(binding.world, compressor, name, attempt, self._survives):
+        last = self._last_generation
+        survives = last is not None and last is not self.generation
+        if not take_first_state(binding.world, compressor, name, attempt, survives):
             return False
         binding.agreement.begin_step(binding)
         if self.step is not None:

@@ -144,7 +144,8 @@ def _calling_frame(compressor: Any) -> FrameType | None:
     for _ in range(FRAMES):
         if frame is None:
             return None
-        if _holds(frame.f_locals.get("self"), compressor):
+        caller = frame.f_locals.get("self")
+        if getattr(caller, "_compression", None) is compressor and _holds(caller, compressor):
             return frame
         frame = frame.f_back
     return None

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import gc
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, cast
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -31,6 +31,7 @@ class ServedParameters:
 
     Attributes:
         by_slot: The parameters.
+        optimizer: Function that returns Horovod's optimizer as long as it exists, or None.
     """
 
     def __init__(
@@ -39,7 +40,11 @@ class ServedParameters:
         owner: Owner | None,
         by_slot: Sequence[torch.nn.Parameter],
     ) -> None:
-        self._compressor, self._owner, self.by_slot = compressor, owner, by_slot
+        self._compressor, self.by_slot = compressor, by_slot
+        find = None if owner is None else owner.optimizer
+        self._has_optimizer = find is not None
+        # A step in progress holds the optimizer weakly, so that it may be dropped meanwhile.
+        self.optimizer: Callable[[], Any] = find or (lambda: None)
         self._sparse: set[int] | None = None
         self._count = -1  # of parameters in the optimizer's groups
         self._unhooked: list[tuple[str, torch.nn.Parameter]] = []
@@ -48,12 +53,6 @@ class ServedParameters:
         self._seen: list[int] = []
         self._next = 0
 
-    @property
-    def optimizer(self) -> Any:
-        """Return the optimizer as long as it exists, or None."""
-        find = None if self._owner is None else self._owner.optimizer
-        return None if find is None else find()
-
     def begin_step(self, members: Sequence[Member]) -> Watch | None:
         """Begin a step, whose first gradient has been found.
 
@@ -61,11 +60,10 @@ class ServedParameters:
             A watch of its gradients; None if no optimizer calls.
         """
         self._seen = self._seen[-1:]
-        if self.optimizer is None:
+        if self.optimizer() is None:
             return None
-        # A step in progress holds the optimizer weakly, so that it may be dropped meanwhile.
-        find, scaler = cast(Owner, self._owner).optimizer, self._compressor.settings.grad_scaler
-        return Watch(members, self.by_slot, cast(Any, find), scaler)
+        scaler = self._compressor.settings.grad_scaler
+        return Watch(members, self.by_slot, self.optimizer, scaler)
 
     def end_step(self) -> list[str]:
         """Note the order of gradients, and which ones are sparse.
@@ -79,13 +77,15 @@ class ServedParameters:
         if self._sparse is None:
             gradients = enumerate(p.grad for p in self.by_slot)
             self._sparse = {slot for slot, g in gradients if g is not None and g.is_sparse}
-        count, optimizer = 0, self.optimizer
+        count, optimizer = 0, self.optimizer()
         if optimizer is None:
             return []
         for group in optimizer.param_groups:
             count += len(group["params"])
         if count != self._count:  # add_param_group was called
             self._count, self._unhooked = count, unhooked(optimizer)
+        if not self._unhooked:
+            return []
         return [name for name, p in self._unhooked if p.requires_grad and p.grad is not None]
 
     def slot_of(self, tensor: torch.Tensor) -> int | None:
@@ -112,12 +112,12 @@ class ServedParameters:
     def is_sparse(self, slot: int) -> bool:
         """Return whether Horovod exchanges the gradient itself, because it is sparse now."""
         gradient = self.by_slot[slot].grad
-        return gradient is not None and gradient.is_sparse and not self.optimizer.sparse_as_dense
+        return gradient is not None and gradient.is_sparse and not self.optimizer().sparse_as_dense
 
     def would_wait(self, slot: int) -> bool:
         """Return whether Horovod would wait for ever if another rank had this absent gradient: it
         would be sparse there, and dense zeros here."""
-        return slot in (self._sparse or ()) and not self.optimizer.sparse_as_dense
+        return slot in (self._sparse or ()) and not self.optimizer().sparse_as_dense
 
     def resolved(self, slot: int, tensor: torch.Tensor) -> torch.Tensor:
         """Return ``tensor`` without the negative bit, which means that memory holds its negative.
@@ -134,8 +134,7 @@ class ServedParameters:
     def is_gradient(self, slot: int, tensor: torch.Tensor) -> bool:
         """Return whether the average may be written to ``tensor``: it is the gradient of the
         parameter in ``slot``, in an optimizer's call. hvd.allreduce must not change its input."""
-        optimizer = self._owner is not None and self._owner.optimizer is not None
-        return optimizer and self.by_slot[slot].grad is tensor
+        return self._has_optimizer and self.by_slot[slot].grad is tensor
 
     def is_called_by_its_optimizer(self) -> bool:
         """Return False if another optimizer calls because this one is gone, or never existed.
@@ -144,11 +143,11 @@ class ServedParameters:
             RuntimeError: Another optimizer calls, and this one still exists.
         """
         caller = calling_optimizer(self._compressor)
-        if caller is None or caller is self.optimizer:
+        if caller is None or caller is self.optimizer():
             return True
-        if self.optimizer is not None:
+        if self.optimizer() is not None:
             gc.collect()  # Horovod's optimizers are rings of references
-        if self.optimizer is not None:
+        if self.optimizer() is not None:
             raise RuntimeError(
                 "one compressor serves one optimizer at a time, but two call this one: construct a "
                 "compressor for each (or close() it before it serves another)"

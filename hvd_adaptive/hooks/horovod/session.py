@@ -14,7 +14,9 @@ from hvd_adaptive.base.errors import WarnOnce
 from hvd_adaptive.base.finite import wide_of
 from hvd_adaptive.changes import begin_step
 from hvd_adaptive.coding.header import DTYPE_CODES
+from hvd_adaptive.connection import use_framework
 from hvd_adaptive.hooks.connected import Connected
+from hvd_adaptive.hooks.horovod import elastic
 from hvd_adaptive.hooks.horovod.binding import Binding
 from hvd_adaptive.hooks.horovod.changed import CHANGED_TOO_LATE, changed_kind
 from hvd_adaptive.hooks.horovod.drive import SESSIONS, HorovodDrive, Ticket
@@ -57,7 +59,7 @@ class Session(Connected):
         self._stale = False
         self._last_generation: Any = None  # the generation of Horovod in which the last step ended
         self._placeholders: Placeholders | None = None  # those of the last step, if it ended
-        # Placeholders since the last step ended, see transport/references.py.
+        # Placeholders since the last step ended, see transport/horovod_world.py.
         self._in_flight: list[Any] = []
 
     @property
@@ -173,10 +175,10 @@ class Session(Connected):
 
     def _begin(self, binding: Binding, layout: Layout | None, on_cpu: bool) -> HorovodDrive:
         """Begin a step, and return it; the one in progress, if any, is given up."""
-        last = self._last_generation
-        survives = last is not None and last is not binding.world.generation
         members = () if layout is None else layout.members
-        make = functools.partial(HorovodDrive, binding, layout=layout, survives=survives)
+        make = functools.partial(
+            HorovodDrive, binding, layout=layout, last_generation=self._last_generation
+        )
         self._driver.start(make, on_cpu)
         drive: HorovodDrive = self._driver.drive
         drive.watch = binding.parameters.begin_step(members)
@@ -290,3 +292,20 @@ class Session(Connected):
                 "all parameters, before layers are frozen",
                 ", ".join(new),
             )
+
+
+class HorovodFramework:
+    """Connect compressors to Horovod; see connection.Framework."""
+
+    def constructed(self, compressor: GradientCompressor) -> None:
+        """Register the handler of compressors' states with elastic Horovod, if it is imported."""
+        elastic.register()
+
+    def connect(self, compressor: GradientCompressor) -> Session:
+        """Return a new session of ``compressor``."""
+        return Session(compressor)
+
+
+def plug_in() -> None:
+    """Make Horovod's calls of ``compress`` reach sessions."""
+    use_framework(HorovodFramework())

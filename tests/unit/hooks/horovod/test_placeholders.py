@@ -43,13 +43,12 @@ def test_references_end_with_their_collective_or_generation():
     generation = {1: (tensors[0], tensors[1]), 2: (tensors[2], None, (tensors[3],))}
     for handle in generation:
         in_flight.add(generation, handle)
-    held = in_flight._references[2]
+    held = in_flight[2]
     assert [view._base is t for view, t in zip(held, tensors[2:], strict=True)] == [True, True]
-    in_flight.end(1)
-    in_flight.end(1)
+    in_flight.pop(1)
     assert len(in_flight) == 1
     in_flight.add({5: (tensors[0], tensors[0])}, 5)
-    assert list(in_flight._references) == [5]
+    assert list(in_flight) == [5]
 
 
 @pytest.mark.parametrize("shape", [(), (0,), (3, 4)])
