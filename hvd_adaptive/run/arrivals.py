@@ -25,7 +25,6 @@ class Arrivals:
         tensors: The gradients by slot; None before they arrive and after ``take``.
         in_place: For each slot, whether the average may be written to the gradient's memory.
         replaced: All gradients that averages replace.
-        pending: Number of gradients that were posted and not taken.
         here: For each slot, whether its gradient has arrived.
         is_gradient: For each slot, whether the tensor is a parameter's gradient, which the average
             may replace.
@@ -38,7 +37,6 @@ class Arrivals:
         self.tensors: list[torch.Tensor | None] = [None] * len(layout.members)
         self.in_place = [False] * len(layout.members)
         self.replaced: list[torch.Tensor] = []
-        self.pending = 0
         self.device: torch.device | None = None
         self.on_cpu = False
         # Gradients are many: nothing here adds an object per gradient to the garbage collector's.
@@ -74,7 +72,6 @@ class Arrivals:
             self.device, self.on_cpu = tensor.device, tensor.is_cpu
         if not self.on_cpu:
             self._streams.arrived(slot, tensor)
-        self.pending += 1
         self.tensors[slot], self.is_gradient[slot], self.here[slot] = tensor, is_gradient, True
         self._mail.append(slot)
         for group, _ in self._layout.pieces_of[slot]:
@@ -107,7 +104,6 @@ class Arrivals:
                 f"{self._layout.members[slot].name}: no gradient is in this step; it has not "
                 "arrived, or its result was read before"
             )
-        self.pending -= 1
         return tensor
 
     def all_of(self, group: int) -> bool:

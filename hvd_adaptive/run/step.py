@@ -255,11 +255,6 @@ class Step:
             self._trips.agree(rows)
         return self._failed
 
-    @property
-    def finished(self) -> bool:
-        """Return whether the result of every gradient that arrived was returned."""
-        return self.arrivals.pending == 0
-
     def describe(self) -> str:
         """Return what the step waits for, in lines."""
         members = self.layout.members

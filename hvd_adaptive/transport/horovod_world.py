@@ -215,7 +215,8 @@ class HorovodWorld(World):
 
     def gather_equal(self, values: torch.Tensor, name: str) -> torch.Tensor:
         handle = self.allgather(values, name)
-        return self.wait(handle, name).view(self.size, *values.shape)
+        self.wait_until_there(handle, name, "allgather")
+        return self.synchronize(handle).view(self.size, *values.shape)
 
     def broadcast(self, values: np.ndarray, name: str) -> np.ndarray:
         data = torch.from_numpy(values.view(np.uint8).copy())

@@ -38,7 +38,8 @@ def gradient_dtype(parameter: torch.Tensor) -> torch.dtype:
 def is_laid_out(layout: Layout, parameters: Sequence[torch.Tensor]) -> bool:
     """Return whether parameters, in the layout's order, still have its dtypes and shapes."""
     for parameter, member in zip(parameters, layout.members, strict=True):
-        dtype = getattr(parameter, "grad_dtype", None) or parameter.dtype  # gradient_dtype
+        # As ``gradient_dtype``, without a call for each parameter.
+        dtype = getattr(parameter, "grad_dtype", None) or parameter.dtype
         if dtype != member.dtype or parameter.shape != member.shape:
             return False
     return True
@@ -90,17 +91,14 @@ class Watch:
         Raises:
             ValueError: It has another dtype or shape than the layout's.
         """
-        member, parameter, optimizer = (
-            self._members[slot],
-            self._parameters[slot],
-            self._optimizer(),
-        )
+        member, parameter = self._members[slot], self._parameters[slot]
         if gradient.dtype != member.dtype or gradient.shape != member.shape:
             raise changed_kind(gradient, member)
         # Not a dense copy of a sparse gradient, or a tensor without a version.
         if parameter.grad is gradient and not gradient.is_inference():
             self._gradients[slot] = gradient
             self._pointers[slot], self._versions[slot] = gradient.data_ptr(), gradient._version
+        optimizer = self._optimizer()
         if optimizer is None:
             return False
         passes = optimizer._allreduce_delay.get(parameter)  # that are missing

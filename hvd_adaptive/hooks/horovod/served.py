@@ -11,7 +11,7 @@ import torch
 from hvd_adaptive.hooks.horovod.changed import Watch
 from hvd_adaptive.hooks.horovod.owner import (
     Owner,
-    calling_optimizer,
+    calling_frame,
     calling_parameter,
     unhooked,
 )
@@ -142,8 +142,8 @@ class ServedParameters:
         Raises:
             RuntimeError: Another optimizer calls, and this one still exists.
         """
-        caller = calling_optimizer(self._compressor)
-        if caller is None or caller is self.optimizer():
+        frame = calling_frame(self._compressor)
+        if frame is None or frame.f_locals["self"] is self.optimizer():
             return True
         if self.optimizer() is not None:
             gc.collect()  # Horovod's optimizers are rings of references

@@ -196,7 +196,7 @@ class Optimizer:
         drive: HorovodDrive = self.driver.drive
         self.driver.wait()
         averages = [drive.step.result(slot) for slot in range(len(self.binding.layout.members))]
-        assert drive.step.finished
+        assert not drive.step.arrived
         self.world.left = None
         self.driver.end()
         self.binding.abandoned.end(self.world)
