@@ -111,7 +111,7 @@ def __dir__() -> list[str]:
 
 
 def _plug_in() -> None:
-    from hvd_adaptive.hooks.horovod.framework import plug_in
+    from hvd_adaptive.hooks.horovod.session import plug_in
 
     plug_in()
 

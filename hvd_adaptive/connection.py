@@ -1,7 +1,7 @@
 """Define Connection, which attaches a compressor to the optimizer or model that it serves.
 
 A compressor imports nothing of Horovod's side. ``use_framework`` (called by
-hooks/horovod/framework.py) sets the ``Framework``, which connects compressors when Horovod first
+hooks/horovod/session.py) sets the ``Framework``, which connects compressors when Horovod first
 calls ``compress``. ``load_framework_by`` (called by the package's __init__.py) names the function
 that sets it when it is first needed.
 """

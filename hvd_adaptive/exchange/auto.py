@@ -33,7 +33,7 @@ from hvd_adaptive.exchange.hierarchical import HierarchicalExchange
 from hvd_adaptive.exchange.parcel import Parcel, RandomStream
 from hvd_adaptive.exchange.scatter_reduce import ScatterReduceExchange
 from hvd_adaptive.instances import Instance
-from hvd_adaptive.transport.nodes import find_nodes
+from hvd_adaptive.transport.world import find_nodes
 
 if TYPE_CHECKING:
     from hvd_adaptive.adapt.updates import Updates

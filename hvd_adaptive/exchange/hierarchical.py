@@ -39,7 +39,7 @@ from hvd_adaptive.exchange.exchange import (
 from hvd_adaptive.exchange.parcel import Parcel
 from hvd_adaptive.exchange.scatter_reduce import ScatterReduceExchange
 from hvd_adaptive.transport.collectives import AllGather, AllToAll, Among
-from hvd_adaptive.transport.nodes import find_nodes
+from hvd_adaptive.transport.world import find_nodes
 
 if TYPE_CHECKING:
     from hvd_adaptive.adapt.updates import Updates

@@ -36,7 +36,6 @@ class Arrivals:
         tensors: The gradients by slot; None before they arrive and after their average is returned.
         in_place: For each slot, whether the average may be written to the gradient's memory.
         replaced: All gradients that averages replace.
-        pending: Number of gradients that arrived, and whose average was not returned.
         here: For each slot, whether its gradient has arrived.
         is_gradient: For each slot, whether the tensor is a parameter's gradient, which the average
             may replace.
@@ -62,7 +61,6 @@ class Arrivals:
         self.tensors: list[torch.Tensor | None] = [None] * count
         self.in_place = [False] * count
         self.replaced: list[torch.Tensor] = []
-        self.pending = 0
         self.device, self.on_cpu, self._any = torch.device("cpu"), False, False
         # Gradients are many: nothing here adds an object per gradient to the garbage collector's.
         self.mail: deque[int] = deque()
@@ -110,7 +108,6 @@ class Arrivals:
                 self._streams[slot] = torch.cuda.current_stream(tensor.device)
         if news:
             self._any, self.device, self.on_cpu = True, tensor.device, tensor.is_cpu
-        self.pending += 1
         self.tensors[slot], self.is_gradient[slot], self.here[slot] = tensor, is_gradient, True
         self.mail.append(slot)
         for group, _ in self._layout.pieces_of[slot]:

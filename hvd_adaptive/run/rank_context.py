@@ -16,7 +16,7 @@ from hvd_adaptive.run.monitored import Monitored
 from hvd_adaptive.run.replicas import warn_of_differences
 from hvd_adaptive.transport.collectives import LARGEST_COLLECTIVE
 from hvd_adaptive.transport.level_sync import LevelSync
-from hvd_adaptive.transport.nodes import nodes_of
+from hvd_adaptive.transport.world import nodes_of
 
 if TYPE_CHECKING:
     from hvd_adaptive.compressor import GradientCompressor

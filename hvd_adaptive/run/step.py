@@ -49,7 +49,6 @@ class Step(ABC):
         arrivals: The gradients.
         arrive: See ``Arrivals.arrive``; without a worker it launches groups that are complete.
         has: Function that returns whether a member's gradient has arrived.
-        finished: The result of every gradient that arrived was returned.
     """
 
     counts = True
@@ -74,7 +73,6 @@ class Step(ABC):
         on_news = no_worker if worker is None else worker.wake
         self.arrivals = Arrivals(binding, layout, on_news, worker is None, disjoint)
         self.arrive, self.has = self.arrivals.arrive, self.arrivals.here.__getitem__
-        self.finished = False
         self._meter = binding.compressor._training.meter
         self._factor = 0.0  # until release or launch_all
         self._trips = Trips(
@@ -166,8 +164,6 @@ class Step(ABC):
                 f"{self.layout.members[slot].name}: no gradient is in this step; it has not "
                 "arrived, or its result was read before"
             )
-        arrivals.pending -= 1
-        self.finished = arrivals.pending == 0
         if not arrivals.in_place[slot] and self._failures.first is None:
             tensor = arrivals.of(slot, tensor)
         if absent:

@@ -24,7 +24,7 @@ from hvd_adaptive.run.trip import Trips
 from hvd_adaptive.settings import Settings
 from hvd_adaptive.simulate.stages import RankGradients, together
 from hvd_adaptive.simulate.variance import Scatter, quantization_error, scatter
-from hvd_adaptive.transport.nodes import nodes_of
+from hvd_adaptive.transport.world import nodes_of
 
 
 @dataclass(frozen=True)

@@ -13,6 +13,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import Any
 
 import numpy as np
@@ -69,48 +70,32 @@ def reference(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.as_strided((0,), (1,), 0)
 
 
-class References:
-    """References to the tensors of collectives that have not ended without error.
+class References(dict[Any, list[torch.Tensor]]):
+    """References to the tensors of collectives, by handle, that have not ended without error.
 
     Handles belong to a generation of Horovod, see ``HorovodWorld.generation``: its dict of handles
     and their tensors. References of failed collectives are dropped with their generation, when
     Horovod has stopped.
     """
 
-    def __init__(self) -> None:
-        self._generation: Any = None
-        self._references: dict[Any, list[torch.Tensor]] = {}
+    _generation: Any = None
 
     def add(self, generation: Any, handle: Any) -> Any:
         """Refer to the tensors of a collective that was just submitted, and return its handle."""
         if generation is not self._generation:
-            self._generation, self._references = generation, {}
+            self._generation = generation
+            self.clear()
         found, nested = [], [generation[handle]]
         for part in nested:  # which grows meanwhile
             if isinstance(part, torch.Tensor):
-                found.append(reference(part))
+                found.append(part.as_strided((0,), (1,), 0))  # as ``reference`` does
             elif isinstance(part, tuple | list):
                 nested += part
-        self._references[handle] = found
+        self[handle] = found
         return handle
-
-    def end(self, handle: Any) -> None:
-        """Drop the references of a collective that has ended without error."""
-        self._references.pop(handle, None)
-
-    def __len__(self) -> int:
-        return len(self._references)
 
 
 REFERENCES = References()
-
-
-def _size(process_set: Any) -> int | None:
-    """Return the size of a process set, or None if it was removed or Horovod shut down."""
-    try:
-        return process_set.size()
-    except ValueError:
-        return None
 
 
 class HorovodWorld(World):
@@ -128,7 +113,10 @@ class HorovodWorld(World):
     def __init__(self, process_set: Any = None) -> None:
         self.hvd = horovod()
         self.process_set = process_set or self.hvd.global_process_set
-        if (size := _size(self.process_set)) is None:
+        size = None
+        with suppress(ValueError):
+            size = self.process_set.size()
+        if size is None:
             raise RuntimeError(f"{self.process_set} was never added to Horovod, or was removed")
         if not self.process_set.included():
             raise RuntimeError(f"this rank is not a member of {self.process_set}")
@@ -143,11 +131,12 @@ class HorovodWorld(World):
         return self.hvd.cross_rank(), self.hvd.local_size()
 
     def allgather(self, data: torch.Tensor, name: str) -> Any:
-        return self._kept(self.hvd.allgather_async(data, name=name, process_set=self.process_set))
+        handle = self.hvd.allgather_async(data, name=name, process_set=self.process_set)
+        return REFERENCES.add(self.hvd.mpi_ops._handle_map, handle)
 
     def alltoall(self, data: torch.Tensor, splits: torch.Tensor, name: str) -> Any:
         handle = self.hvd.alltoall_async(data, splits, name=name, process_set=self.process_set)
-        return self._kept(handle)
+        return REFERENCES.add(self.hvd.mpi_ops._handle_map, handle)
 
     def allreduce(self, data: torch.Tensor, name: str, op: Any, **factors: float) -> Any:
         """Submit ``hvd.allreduce_async`` and return its handle.
@@ -158,19 +147,14 @@ class HorovodWorld(World):
             op: Horovod's operation, e.g. ``hvd.Sum``.
             factors: ``prescale_factor`` and ``postscale_factor``.
         """
-        return self._kept(
-            self.hvd.allreduce_async(
-                data, name=name, op=op, process_set=self.process_set, **factors
-            )
+        handle = self.hvd.allreduce_async(
+            data, name=name, op=op, process_set=self.process_set, **factors
         )
+        return REFERENCES.add(self.hvd.mpi_ops._handle_map, handle)
 
     def broadcast_from_root(self, data: torch.Tensor, name: str) -> Any:
         """Submit ``hvd.broadcast_async`` from the first member, and return its handle."""
-        return self._kept(
-            self.hvd.broadcast_async(data, self.root, name=name, process_set=self.process_set)
-        )
-
-    def _kept(self, handle: Any) -> Any:
+        handle = self.hvd.broadcast_async(data, self.root, name=name, process_set=self.process_set)
         return REFERENCES.add(self.hvd.mpi_ops._handle_map, handle)
 
     def poll(self, handle: Any) -> bool:
@@ -178,7 +162,7 @@ class HorovodWorld(World):
 
     def synchronize(self, handle: Any) -> Any:
         result = self.hvd.synchronize(handle)
-        REFERENCES.end(handle)
+        REFERENCES.pop(handle, None)
         return result
 
     @property
@@ -187,8 +171,13 @@ class HorovodWorld(World):
         return self.hvd.mpi_ops._handle_map
 
     def is_current(self) -> bool:
-        same = self.hvd.is_initialized() and self.generation is self._generation
-        return same and (_size(self.process_set), self.process_set.rank()) == (self.size, self.rank)
+        if not self.hvd.is_initialized() or self.hvd.mpi_ops._handle_map is not self._generation:
+            return False
+        try:
+            now = self.process_set.size(), self.process_set.rank()
+        except ValueError:  # it was removed
+            return False
+        return now == (self.size, self.rank)
 
     def average_all(self, tensors: Sequence[torch.Tensor], name: str) -> None:
         handles = [
@@ -197,7 +186,9 @@ class HorovodWorld(World):
             )
             for index, tensor in enumerate(tensors)
         ]
-        for handle in map(self._kept, handles):  # Horovod fuses what waits together
+        for handle in handles:
+            REFERENCES.add(self.hvd.mpi_ops._handle_map, handle)
+        for handle in handles:  # Horovod fuses what waits together
             self.synchronize(handle)
 
     @property
@@ -224,7 +215,8 @@ class HorovodWorld(World):
 
     def gather_equal(self, values: torch.Tensor, name: str) -> torch.Tensor:
         handle = self.allgather(values, name)
-        return self.wait(handle, name).view(self.size, *values.shape)
+        self.wait_until_there(handle, name, "allgather")
+        return self.synchronize(handle).view(self.size, *values.shape)
 
     def broadcast(self, values: np.ndarray, name: str) -> np.ndarray:
         data = torch.from_numpy(values.view(np.uint8).copy())

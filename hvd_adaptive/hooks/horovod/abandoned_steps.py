@@ -38,12 +38,13 @@ class AbandonedSteps:
     """Hold the given-up collectives of one compressor among the same ranks.
 
     attempt: the number of the attempt at the step in progress, from 0.
+    flying: what is in flight.
     """
 
     def __init__(self) -> None:
         self.attempt = 0
         self._names: set[str] = set()
-        self._flying: list[InFlight] = []
+        self.flying: list[InFlight] = []
         self._substitutes: list[Any] = []
         self._generation: Any = None
 
@@ -55,7 +56,7 @@ class AbandonedSteps:
             generation: HorovodWorld.generation when it began.
         """
         self._bury(generation)
-        self._flying += step.abandon()  # its worker then adds no more names
+        self.flying += step.abandon()  # its worker then adds no more names
         self._names |= step.names
         self.attempt += 1
 
@@ -63,12 +64,12 @@ class AbandonedSteps:
         """Add a collective for which this rank no longer waits."""
         self._bury(generation)
         self._names.add(sent.name)
-        self._flying.append(sent)
+        self.flying.append(sent)
 
     def _bury(self, generation: Any) -> None:
         """Forget what was in flight in an earlier generation of Horovod."""
         if generation is not self._generation:
-            self._generation, self._flying, self._substitutes = generation, [], []
+            self._generation, self.flying, self._substitutes = generation, [], []
 
     def complete(self, world: HorovodWorld, label: str, device: torch.device) -> None:
         """Complete what is in flight on any rank. All ranks call this at the same attempt.
@@ -80,7 +81,7 @@ class AbandonedSteps:
         """
         self._bury(world.generation)
         nothing = OwnedBuffer.copy_of(torch.zeros(4, dtype=torch.uint8, device=device))
-        flying = [sent for sent in self._flying if not world.poll(sent.handle)]
+        flying = [sent for sent in self.flying if not world.poll(sent.handle)]
         for name, kind in _in_flight_anywhere(world, flying, f"hvd_adaptive.abandoned.{label}"):
             if name not in self._names:
                 self._substitutes.append(KINDS[kind](world, name, nothing))
@@ -89,10 +90,10 @@ class AbandonedSteps:
     def end(self, world: HorovodWorld) -> None:
         """End the step, after what was in flight when it drained."""
         self._bury(world.generation)
-        for handle in [sent.handle for sent in self._flying] + self._substitutes:
+        for handle in [sent.handle for sent in self.flying] + self._substitutes:
             with suppress(RuntimeError):  # no rank reads the result
                 world.synchronize(handle)
-        self.attempt, self._names, self._flying, self._substitutes = 0, set(), [], []
+        self.attempt, self._names, self.flying, self._substitutes = 0, set(), [], []
 
 
 def _in_flight_anywhere(

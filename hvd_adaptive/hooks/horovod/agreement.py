@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from hvd_adaptive.hooks.horovod.newcomers import tables_fitted
+from hvd_adaptive.adapt.updates import NOTHING
 from hvd_adaptive.hooks.horovod.placeholder import disagreement, position
 from hvd_adaptive.run.description import Description, checksum, describe, differences
 
@@ -53,6 +53,9 @@ class Agreement:
 
     Attributes:
         is_new: Ranks have not agreed in any step yet.
+        own: This rank's position in the step in progress.
+        is_due: Whether tables are fitted at this step.
+        needs_samples: Whether this step is sampled for a fit, at this step or soon after.
     """
 
     def __init__(
@@ -64,26 +67,25 @@ class Agreement:
         self._name = f"hvd_adaptive.agreement.{min(names, default='')}"
         self._checksum = checksum(self._constant())
         self.is_new = True
-        self._due = (-1, False)
-        self._tables = 0  # as tables_fitted counts, before the step that _due is of
-        self._own = torch.empty(0, dtype=torch.float64, device="cpu")
+        self.is_due = self.needs_samples = False
+        self._due = NOTHING
+        self._tables = 0  # as tables_fitted counts, before this step
+        self.own = torch.empty(0, dtype=torch.float64, device="cpu")
         self._handle: Any = None  # of the first position in the queue
         # Names and positions of steps, oldest first. Ranks submit one for each step, also for one
         # that is given up, or they would add up positions of different steps.
         self._queue: deque[tuple[str, torch.Tensor]] = deque()
 
-    def forget_due(self) -> None:
-        """Evaluate the schedule again when it is next needed."""
-        self._due = (-1, False)
+    def begin_step(self, groups: RankContext) -> None:
+        """Note what is fitted at the compressor's step.
 
-    def update_due(self, groups: RankContext, step: int) -> bool:
-        """Return whether tables are fitted at ``step``. The schedule, which may be a user's
-        function, is evaluated once a step."""
-        if self._due[0] != step:
-            groups.prepare(step)
-            self._due = (step, self._compressor._training.updates.due(step))
-            self._tables = tables_fitted(self._compressor)
-        return self._due[1]
+        Wrong ``update_steps`` raise here, before anything is sent.
+        """
+        step, updates = self._compressor.step, self._compressor._training.updates
+        groups.prepare(step)
+        self._due = due = updates.at(step)
+        self.is_due, self.needs_samples = due.first or due.second, due.samples
+        self._tables = tables_fitted(self._compressor)
 
     def position(self, groups: RankContext, attempt: int, slot: int = 0) -> torch.Tensor:
         """Return the vector that ranks compare in this step; see placeholder.py.
@@ -91,16 +93,13 @@ class Agreement:
         It covers all that must be the same on all ranks before they wait for each other: the names
         of collectives (settings, layout, instance), the attempt, the tables, and which are fitted.
         """
-        step, updates = self._compressor.step, self._compressor._training.updates
         named = "" if groups.layout is None else groups.name
         settings = self._compressor.parts.default.settings_fingerprint
-        is_due = self.update_due(groups, step)
-        first, _, samples = updates.at(step)
-        fits = is_due, first, samples
+        fits = self.is_due, self._due.first, self._due.samples
         return position(
             self._world.rank,
             slot,
-            step,
+            self._compressor.step,
             _crc(settings, self._checksum, named),
             _crc(attempt, *fits, self._tables),
             0 if groups.layout is None else groups.layout.fingerprint,
@@ -113,32 +112,33 @@ class Agreement:
 
     def submit(self, groups: RankContext, attempt: int) -> None:
         """Submit this rank's position in the step that begins."""
-        self._own = self.position(groups, attempt)
+        self.own = self.position(groups, attempt)
         if self._world.size > 1:
-            self._queue.append((self._name, self._own))
-            self._submit()
+            self._queue.append((self._name, self.own))
+            if self._handle is None:
+                self._submit()
 
     def answer(self) -> torch.Tensor | None:
         """Return the sum of all ranks' positions once it is there; never wait."""
         if self._world.size == 1:
-            return self._own
+            return self.own
         while self._queue:
-            self._submit()
+            if self._handle is None:
+                self._submit()
             if self._handle is None or not self._world.poll(self._handle):
                 return None
             handle, self._handle = self._handle, None
             reduced = self._world.synchronize(handle)
             _, position = self._queue.popleft()
-            if position is self._own:
+            if position is self.own:
                 return reduced
         return None
 
     def _submit(self) -> None:
-        """Submit the first position in the queue, unless it is in flight."""
-        if self._handle is None:
-            name, position = self._queue[0]
-            with suppress(ValueError):  # another compressor's of this name has not ended
-                self._handle = self._world.allreduce(position, name, self._world.hvd.Sum)
+        """Submit the first position in the queue."""
+        name, position = self._queue[0]
+        with suppress(ValueError):  # another compressor's of this name has not ended
+            self._handle = self._world.allreduce(position, name, self._world.hvd.Sum)
 
     def find_out(self, groups: RankContext, attempt: int, reduced: torch.Tensor) -> str:
         """Return what ranks disagree on, after ``reduced`` has shown that they do; the same text on
@@ -167,9 +167,7 @@ class Agreement:
         return describe(self._compressor, named)
 
     def _varying(self, groups: RankContext, attempt: int) -> Description:
-        step = self._compressor.step
-        self.update_due(groups, step)
-        due = self._compressor._training.updates.at(step)
+        step, due = self._compressor.step, self._due
         words = {True: "due", False: "not due"}
         return {
             "the step": {
@@ -200,6 +198,17 @@ class Agreement:
             world.allreduce(
                 number, name, owner.op, prescale_factor=factors[0], postscale_factor=factors[1]
             )
+
+
+def tables_fitted(compressor: GradientCompressor) -> int:
+    """Return the number of fits of tables: of all parts, and of the averages of each."""
+    fits, counted = 0, set()
+    for codec in compressor.parts.values():
+        for one in (codec, None if codec.second is None else codec.second.codec):
+            if one is not None and id(one) not in counted:
+                counted.add(id(one))
+                fits += one.table_version
+    return fits
 
 
 @functools.lru_cache(maxsize=16)

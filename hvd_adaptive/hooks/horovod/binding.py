@@ -28,6 +28,7 @@ class Binding(RankContext):
 
     layout: None if no optimizer was found; then each step lays out the gradients that arrived.
     owner: the optimizer; None if none was found.
+    has_optimizer: Horovod's optimizer calls.
     parameters: its parameters by slot.
     agreement: what ranks must have in common.
     abandoned: what is in flight of steps that were given up, and the attempt at this one.
@@ -39,6 +40,7 @@ class Binding(RankContext):
         known: the binding that this one replaces.
         """
         self.owner = _owner_of(compressor)
+        self.has_optimizer = self.owner is not None and self.owner.optimizer is not None
         members = compressor.settings.process_set or (self.owner and self.owner.process_set)
         super().__init__(compressor, HorovodWorld(members))
         self.agreement = Agreement(compressor, self.owner, self.world)
@@ -113,11 +115,6 @@ class Binding(RankContext):
     def unnamed(self) -> str:
         """Return the beginning of the names of collectives if no optimizer was found."""
         return f"hvd_adaptive.{self.compressor.parts.default.settings_fingerprint:08x}.unnamed"
-
-    @property
-    def has_optimizer(self) -> bool:
-        """Return whether Horovod's optimizer calls."""
-        return self.owner is not None and self.owner.optimizer is not None
 
 
 def _owner_of(compressor: GradientCompressor) -> Owner | None:

@@ -6,45 +6,24 @@ After ``model.double()`` between two steps groups are laid out anew. A change of
 
 from __future__ import annotations
 
-import logging
 import sys
 from collections.abc import Callable, Sequence
 from types import FrameType
-from typing import Any
+from typing import Any, cast
 
 import torch
 
-from hvd_adaptive.base.errors import WarnOnce
 from hvd_adaptive.layout import Layout, Member
 
-logger = logging.getLogger("hvd_adaptive")
+CHANGED_TOO_LATE = (
+    "%s%s: the gradient was changed between backward() and optimizer.step(): the change is lost, "
+    "or counts for this rank's share of the average only. Call optimizer.synchronize() before "
+    "gradients are clipped, unscaled or changed in another way, then step in "
+    "`with optimizer.skip_synchronize():`"
+)
 
 # Frames from ``decompress`` up to ``GradScaler.step``, with room for wrappers of ``step``.
 FRAMES = 24
-
-
-def is_unscaled(optimizer: Any, scaler: Any = None) -> bool:
-    """Return whether AMP's GradScaler has unscaled the optimizer's gradients since its last update.
-
-    ``Tensor._version`` does not show that.
-
-    scaler: the GradScaler; by default the one among the callers.
-    """
-    if scaler is None:
-        scaler = _calling_scaler()
-    state = getattr(scaler, "_per_optimizer_states", {}).get(id(optimizer), {})
-    return getattr(state.get("stage"), "name", "") == "UNSCALED"
-
-
-def _calling_scaler() -> Any:
-    frame: FrameType | None = sys._getframe(2)
-    for _ in range(FRAMES):
-        if frame is None:
-            return None
-        if frame.f_code.co_filename.endswith("grad_scaler.py"):
-            return frame.f_locals.get("self")
-        frame = frame.f_back
-    return None
 
 
 def gradient_dtype(parameter: torch.Tensor) -> torch.dtype:
@@ -59,7 +38,9 @@ def gradient_dtype(parameter: torch.Tensor) -> torch.dtype:
 def is_laid_out(layout: Layout, parameters: Sequence[torch.Tensor]) -> bool:
     """Return whether parameters, in the layout's order, still have its dtypes and shapes."""
     for parameter, member in zip(parameters, layout.members, strict=True):
-        if gradient_dtype(parameter) != member.dtype or parameter.shape != member.shape:
+        # As ``gradient_dtype``, without a call for each parameter.
+        dtype = getattr(parameter, "grad_dtype", None) or parameter.dtype
+        if dtype != member.dtype or parameter.shape != member.shape:
             return False
     return True
 
@@ -82,34 +63,60 @@ class Watch:
     Args:
         members: The members of the layout.
         parameters: Their parameters.
-        unscaled: Function that returns whether AMP has unscaled the gradients by now.
+        optimizer: Function that returns Horovod's optimizer, or None if it does not exist any more.
+        scaler: AMP's GradScaler; by default the one among the callers.
     """
 
     def __init__(
         self,
         members: Sequence[Member],
         parameters: Sequence[torch.nn.Parameter],
-        unscaled: Callable[[], bool] = lambda: False,
+        optimizer: Callable[[], Any] = lambda: None,
+        scaler: Any = None,
     ) -> None:
-        self._members, self._parameters, self._unscaled = members, parameters, unscaled
-        self._was_unscaled = unscaled()
+        self._members, self._parameters = members, parameters
+        self._optimizer, self._scaler = optimizer, scaler
+        self._was_unscaled = self._is_unscaled()
         # By slot: no object is added for a gradient, which the garbage collector would look at.
         self._gradients: list[torch.Tensor | None] = [None] * len(members)
         self._pointers, self._versions = [0] * len(members), [0] * len(members)
 
-    def look(self, slot: int, gradient: torch.Tensor) -> None:
+    def look(self, slot: int, gradient: torch.Tensor) -> bool:
         """Remember a gradient that the optimizer has handed over.
+
+        Returns:
+            Whether it is zeros because no backward pass has reached the parameter since the last
+            step: the parameter is frozen or was not used.
 
         Raises:
             ValueError: It has another dtype or shape than the layout's.
         """
-        member = self._members[slot]
+        member, parameter = self._members[slot], self._parameters[slot]
         if gradient.dtype != member.dtype or gradient.shape != member.shape:
             raise changed_kind(gradient, member)
-        if self._parameters[slot].grad is not gradient or gradient.is_inference():
-            return  # a dense copy of a sparse gradient, or a tensor without a version
-        self._gradients[slot] = gradient
-        self._pointers[slot], self._versions[slot] = gradient.data_ptr(), gradient._version
+        # Not a dense copy of a sparse gradient, or a tensor without a version.
+        if parameter.grad is gradient and not gradient.is_inference():
+            self._gradients[slot] = gradient
+            self._pointers[slot], self._versions[slot] = gradient.data_ptr(), gradient._version
+        optimizer = self._optimizer()
+        if optimizer is None:
+            return False
+        passes = optimizer._allreduce_delay.get(parameter)  # that are missing
+        return passes == optimizer.backward_passes_per_step and not bool(gradient.any())
+
+    def _is_unscaled(self) -> bool:
+        """Return whether AMP's GradScaler has unscaled the optimizer's gradients since its last
+        update. ``Tensor._version`` does not show that."""
+        scaler, frame = self._scaler, cast(FrameType | None, sys._getframe(1))
+        for _ in range(FRAMES if scaler is None else 0):
+            if frame is None:
+                break
+            if frame.f_code.co_filename.endswith("grad_scaler.py"):
+                scaler = frame.f_locals.get("self")
+                break
+            frame = frame.f_back
+        state = getattr(scaler, "_per_optimizer_states", {}).get(id(self._optimizer()), {})
+        return getattr(state.get("stage"), "name", "") == "UNSCALED"
 
     def changed(self) -> list[str]:
         """Return the names of parameters whose gradients have changed.
@@ -117,7 +124,7 @@ class Watch:
         Raises:
             ValueError: A gradient has another dtype or shape, so it cannot be sent.
         """
-        names, too_late = [], self._unscaled() and not self._was_unscaled
+        names, too_late = [], self._is_unscaled() and not self._was_unscaled
         seen = self._parameters, self._gradients, self._pointers, self._versions
         there = zip(self._members, *seen, strict=True)
         latest: dict[int, int] | None = None
@@ -147,25 +154,6 @@ class Watch:
                 storage = _storage(gradient)
                 latest[storage] = max(latest.get(storage, 0), version)
         return latest
-
-
-class WarnOfChanges:
-    """Warn, once, that gradients were changed too late."""
-
-    def __init__(self) -> None:
-        self._warn = WarnOnce(logger)
-
-    def __call__(self, watch: Watch) -> None:
-        names = watch.changed()
-        if names:
-            self._warn(
-                "%s%s: the gradient was changed between backward() and optimizer.step(): the "
-                "change is lost, or counts for this rank's share of the average only. Call "
-                "optimizer.synchronize() before gradients are clipped, unscaled or changed in "
-                "another way, then step in `with optimizer.skip_synchronize():`",
-                names[0],
-                f" and {len(names) - 1} more" if names[1:] else "",
-            )
 
 
 def _storage(tensor: torch.Tensor) -> int:

@@ -47,10 +47,7 @@ SESSIONS: weakref.WeakSet[Any] = weakref.WeakSet()
 class _Holder:
     """Hold what the tickets of one step share; it is freed with the last of them."""
 
-    __slots__ = ("__weakref__", "drive")
-
-    def __init__(self, drive: HorovodDrive) -> None:
-        self.drive = drive
+    drive: HorovodDrive
 
 
 # What decompress needs to know of a gradient: its step and slot.
@@ -67,7 +64,8 @@ class HorovodDrive(Drive):
         worker: See ``Drive``.
         layout: The layout; None if no optimizer names gradients. They are then laid out when all
             have arrived.
-        survives: The compressor's state is of an earlier generation of Horovod.
+        last_generation: Horovod's generation when the compressor's last step ended; None if there
+            was none.
 
     Attributes:
         step: The step; None until gradients are laid out.
@@ -80,6 +78,9 @@ class HorovodDrive(Drive):
         any_step: Ranks have compared their steps, and may differ in them.
         closed: No further gradient may join the others.
         generation: Horovod's (``HorovodWorld.generation``) when the step began.
+        here: By slot, whether a gradient has arrived.
+        unreturned: Number of gradients that have arrived and whose averages were not returned.
+        holder: Weak reference to what the step's tickets hold; None before the first ticket.
     """
 
     def __init__(
@@ -90,11 +91,11 @@ class HorovodDrive(Drive):
         worker: Worker | None,
         *,
         layout: Layout | None = None,
-        survives: bool = False,
+        last_generation: Any = None,
     ) -> None:
         super().__init__(binding, lock, worker)
         self.binding: Binding = binding
-        self.generation, self._survives = binding.world.generation, survives
+        self.generation, self._last_generation = binding.world.generation, last_generation
         self.tensors: list[torch.Tensor] = []
         self.watch: Watch | None = None
         self.placeholders: Placeholders | None = None
@@ -102,40 +103,25 @@ class HorovodDrive(Drive):
         self.closed = self.any_step = self._alone = False
         self.read = Reduction(0.0, 0)  # until the reduced position is known
         self.ready = 0.0  # when all gradients were first seen to have arrived
-        self._holder: weakref.ref[_Holder] | None = None
+        self.holder: weakref.ref[_Holder] | None = None
+        self.unreturned = 0
         self.step: Any = None if layout is None else _new_step(binding, layout, worker)
-        due = binding.agreement.update_due(binding, binding.compressor.step)
-        self._held = due or layout is None or not binding.exchange.is_set_up
+        self.here = bytearray() if self.step is None else self.step.arrivals.here
+        binding.agreement.begin_step(binding)
+        held = binding.agreement.is_due or layout is None
+        self._held = held or not binding.exchange.is_set_up
         self.named = layout is not None and binding.has_optimizer
         binding.world.left = self.left
         if self.named:
             binding.agreement.submit(binding, binding.abandoned.attempt)
 
-    def ticket(self, slot: int) -> Ticket:
-        """Return a ticket for the gradient in ``slot``. If all are dropped, the step is left:
-        Horovod dropped its gradients without calls of decompress."""
-        holder = None if self._holder is None else self._holder()
-        if holder is None:
-            holder, left = _Holder(self), self.left
-            self._holder = weakref.ref(holder, lambda _: left.set())
-        return holder, slot
-
-    @property
-    def accepts(self) -> bool:
-        """Return whether a gradient may join the others."""
-        current = self.generation is self.binding.world.generation
-        return current and not (self.flushed or self.closed or self.left.is_set())
-
-    def is_absent(self, output: torch.Tensor) -> bool:
-        """Return whether no rank has the gradient whose placeholder was reduced to ``output``.
-
-        Raises:
-            RankMismatchError: The placeholder is a position, and ranks disagree on it.
-        """
-        if not self.named:
-            check_reduced(output, self.binding.world.size, self.any_step)
-            return False
-        return round(output.item() / self.read.factor) == self.read.active
+    def hold(self) -> _Holder:
+        """Return what all tickets hold. If all are dropped, the step is left: Horovod dropped its
+        gradients without calls of decompress."""
+        holder, left = _Holder(), self.left
+        holder.drive = self
+        self.holder = weakref.ref(holder, lambda _: left.set())
+        return holder
 
     # On the road ----------------------------------------------------------------------------------
 
@@ -172,7 +158,8 @@ class HorovodDrive(Drive):
         return self.named and self.binding.agreement.is_new
 
     def road(self) -> Road:
-        while (reduced := self._answer()) is None:
+        answer = self.binding.agreement.answer
+        while (reduced := answer() if self.named else self.reduced) is None:
             yield False if self.named else None
         yield from self._agree(reduced)
         takes_part = self.read.active == self.binding.world.size
@@ -185,9 +172,6 @@ class HorovodDrive(Drive):
         self.closed = True
         yield from (self._exchange() if takes_part else self._sum_of_some())
 
-    def _answer(self) -> torch.Tensor | None:
-        return self.binding.agreement.answer() if self.named else self.reduced
-
     def _agree(self, reduced: torch.Tensor) -> Road:
         """Read what ranks have compared.
 
@@ -197,9 +181,9 @@ class HorovodDrive(Drive):
             RankMismatchError: Ranks differ; with the same message on all ranks.
             ValueError: The op is neither Average nor Sum.
         """
-        world = self.binding.world
+        world, own = self.binding.world, self.binding.agreement.own if self.named else None
         try:
-            self.read = check_reduced(reduced, world.size)
+            self.read = check_reduced(reduced, world.size, own=own)
         except StepsDiffer as error:
             yield from self._until_closed()
             if error.read.active < world.size or not self._take_first_state():
@@ -224,9 +208,11 @@ class HorovodDrive(Drive):
         """Return whether ranks have the same state now; see newcomers.py."""
         binding, compressor = self.binding, self.binding.compressor
         name, attempt = binding.name or binding.unnamed, binding.abandoned.attempt
-        if not take_first_state(binding.world, compressor, name, attempt, self._survives):
+        last = self._last_generation
+        survives = last is not None and last is not self.generation
+        if not take_first_state(binding.world, compressor, name, attempt, survives):
             return False
-        binding.agreement.forget_due()
+        binding.agreement.begin_step(binding)
         if self.step is not None:
             self.step.renumber(compressor.step)
         return True
@@ -261,15 +247,18 @@ class HorovodDrive(Drive):
         step = self.step
         if step.attempt:
             binding.abandoned.complete(binding.world, binding.name_at(step.attempt), step.device)
-        binding.set_up(step.layout, step.number, step.device, step.attempt)
-        due = binding.agreement.update_due(binding, step.number)
-        updates = binding.compressor._training.updates
-        if due or updates.needs_samples(step.number):
-            updates.run(step.number, step.samples, binding.sync(step.attempt), step.parts)
+        if not binding.exchange.is_set_up:
+            binding.set_up(step.layout, step.number, step.device, step.attempt)
+            binding.agreement.begin_step(binding)  # averages may have tables to fit by now
+        if binding.agreement.needs_samples:
+            sync, updates = binding.sync(step.attempt), binding.compressor._training.updates
+            updates.run(step.number, step.samples, sync, step.parts)
         step.launch_all(self.read.factor)
+        writes = False
         while not step.is_received:
-            if self.flushed:
+            if self.flushed and not writes:
                 step.write_back()  # while the last groups are in flight
+                writes = True
             yield step.advance()
         if self.read.compares and binding.world.size > 1:
             binding.compare_parameters(step.attempt)

@@ -39,9 +39,6 @@ class JoinedStep:
         self._name = f"{name}.joined.{attempt}"
         self._handles: dict[int, Any] = {}
 
-    def has(self, slot: int) -> bool:
-        return slot in self._gradients
-
     def renumber(self, number: int) -> None:
         """See ``Step.renumber``."""
         self.number = number
@@ -78,10 +75,6 @@ class JoinedStep:
         seconds = time.perf_counter() - begin
         self.binding.compressor._training.meter.add(exchange_s=seconds)
         return total.mul_(self._factor).to(gradient.dtype).view(gradient.shape)
-
-    @property
-    def finished(self) -> bool:
-        return not self._gradients
 
     def abandon(self) -> list[Any]:
         """Give up the step. Allreduces in flight end once every active rank has submitted them."""

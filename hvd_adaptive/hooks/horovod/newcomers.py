@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from hvd_adaptive.hooks.horovod.agreement import tables_fitted
 from hvd_adaptive.hooks.horovod.elastic import with_own, without_own
 
 if TYPE_CHECKING:
@@ -66,13 +67,6 @@ def take_first_state(
         compressor.load_state_dict(with_own(state, compressor.state_dict()), in_step=True)
         compressor._training.residuals = residuals
     return True
-
-
-def tables_fitted(compressor: GradientCompressor) -> int:
-    """Return the number of fits of tables: of all parts, and of the averages of each."""
-    codecs = list(compressor.parts.values())
-    seconds = [codec.second.codec for codec in codecs if codec.second is not None]
-    return sum(codec.table_version for codec in {id(c): c for c in [*codecs, *seconds]}.values())
 
 
 def _first_state(world: HorovodWorld, compressor: GradientCompressor, name: str) -> dict:

@@ -40,7 +40,8 @@ def find_owner(compressor: Any, callers_only: bool = False) -> Owner | None:
     Horovod passes no name to compress. The optimizer is therefore searched for among the callers
     (10 us) and then, unless ``callers_only``, among all referrers of the compressor (slow).
     """
-    optimizer = calling_optimizer(compressor)
+    frame = calling_frame(compressor)
+    optimizer = None if frame is None else frame.f_locals["self"]
     if optimizer is None and not callers_only:
         found = {id(o): o for o in _referring_optimizers(compressor)}
         if len(found) > 1:
@@ -54,7 +55,7 @@ def find_owner(compressor: Any, callers_only: bool = False) -> Owner | None:
 
 def calling_parameter(compressor: Any) -> torch.Tensor | None:
     """Return the parameter whose gradient the calling optimizer compresses, if there is one."""
-    frame = _calling_frame(compressor)
+    frame = calling_frame(compressor)
     parameter = None if frame is None else frame.f_locals.get("p")
     return parameter if isinstance(parameter, torch.Tensor) else None
 
@@ -63,7 +64,7 @@ def take_adasums_step_back(compressor: Any) -> None:
     """Restore the parameter and the optimizer's parameter groups in a call by Horovod's Adasum
     optimizer, which steps a parameter, and replaces it by the difference, before it calls
     compress."""
-    frame = _calling_frame(compressor)
+    frame = calling_frame(compressor)
     if frame is None:
         return
     optimizer = frame.f_locals["self"]
@@ -130,21 +131,18 @@ def _holds(candidate: Any, compressor: Any) -> bool:
     )
 
 
-def calling_optimizer(compressor: Any) -> Any:
-    """Return the Horovod optimizer among the callers that holds ``compressor`` (10 us)."""
-    frame = _calling_frame(compressor)
-    return None if frame is None else frame.f_locals["self"]
-
-
-def _calling_frame(compressor: Any) -> FrameType | None:
-    """Return the frame of the nearest method of an optimizer that holds the compressor."""
+def calling_frame(compressor: Any) -> FrameType | None:
+    """Return the frame of the nearest method of an optimizer that holds the compressor (10 us); the
+    optimizer is its "self"."""
     frame: FrameType | None = sys._getframe(1)
     while frame is not None and str(frame.f_globals.get("__name__")).startswith("hvd_adaptive."):
         frame = frame.f_back
     for _ in range(FRAMES):
         if frame is None:
             return None
-        if _holds(frame.f_locals.get("self"), compressor):
+        caller = frame.f_locals.get("self")
+        is_optimizer = isinstance(caller, torch.optim.Optimizer)
+        if is_optimizer and getattr(caller, "_compression", None) is compressor:
             return frame
         frame = frame.f_back
     return None

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import gc
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
 
-from hvd_adaptive.hooks.horovod.changed import Watch, is_unscaled
+from hvd_adaptive.hooks.horovod.changed import Watch
 from hvd_adaptive.hooks.horovod.owner import (
     Owner,
-    calling_optimizer,
+    calling_frame,
     calling_parameter,
     unhooked,
 )
@@ -31,6 +31,7 @@ class ServedParameters:
 
     Attributes:
         by_slot: The parameters.
+        optimizer: Function that returns Horovod's optimizer as long as it exists, or None.
     """
 
     def __init__(
@@ -39,7 +40,11 @@ class ServedParameters:
         owner: Owner | None,
         by_slot: Sequence[torch.nn.Parameter],
     ) -> None:
-        self._compressor, self._owner, self.by_slot = compressor, owner, by_slot
+        self._compressor, self.by_slot = compressor, by_slot
+        find = None if owner is None else owner.optimizer
+        self._has_optimizer = find is not None
+        # A step in progress holds the optimizer weakly, so that it may be dropped meanwhile.
+        self.optimizer: Callable[[], Any] = find or (lambda: None)
         self._sparse: set[int] | None = None
         self._count = -1  # of parameters in the optimizer's groups
         self._unhooked: list[tuple[str, torch.nn.Parameter]] = []
@@ -48,24 +53,40 @@ class ServedParameters:
         self._seen: list[int] = []
         self._next = 0
 
-    @property
-    def optimizer(self) -> Any:
-        """Return the optimizer as long as it exists, or None."""
-        find = None if self._owner is None else self._owner.optimizer
-        return None if find is None else find()
+    def begin_step(self, members: Sequence[Member]) -> Watch | None:
+        """Begin a step, whose first gradient has been found.
 
-    def begin_step(self) -> None:
-        """Begin a step; its first gradient has been found."""
+        Returns:
+            A watch of its gradients; None if no optimizer calls.
+        """
         self._seen = self._seen[-1:]
+        if self.optimizer() is None:
+            return None
+        scaler = self._compressor.settings.grad_scaler
+        return Watch(members, self.by_slot, self.optimizer, scaler)
 
-    def end_step(self) -> None:
-        """Note the order of gradients, and which ones are sparse."""
-        rest = set(self._order) - set(self._seen)
-        self._order = list(dict.fromkeys(self._seen)) + [s for s in self._order if s in rest]
+    def end_step(self) -> list[str]:
+        """Note the order of gradients, and which ones are sparse.
+
+        Returns:
+            The names of parameters that have gradients, but no hook of Horovod's.
+        """
+        if self._seen != self._order:
+            self._order = list(dict.fromkeys([*self._seen, *self._order]))
         self._seen, self._next = [], 0
         if self._sparse is None:
             gradients = enumerate(p.grad for p in self.by_slot)
             self._sparse = {slot for slot, g in gradients if g is not None and g.is_sparse}
+        count, optimizer = 0, self.optimizer()
+        if optimizer is None:
+            return []
+        for group in optimizer.param_groups:
+            count += len(group["params"])
+        if count != self._count:  # add_param_group was called
+            self._count, self._unhooked = count, unhooked(optimizer)
+        if not self._unhooked:
+            return []
+        return [name for name, p in self._unhooked if p.requires_grad and p.grad is not None]
 
     def slot_of(self, tensor: torch.Tensor) -> int | None:
         """Return the slot of the parameter whose gradient is ``tensor``, or None."""
@@ -88,37 +109,15 @@ class ServedParameters:
             self._next = (order.index(found) + 1) % len(order)
         return found
 
-    def unreduced(self) -> list[str]:
-        """Return the names of parameters that have gradients, but no hook of Horovod's."""
-        optimizer = self.optimizer
-        if optimizer is None:
-            return []
-        count = 0
-        for group in optimizer.param_groups:
-            count += len(group["params"])
-        if count != self._count:  # add_param_group was called
-            self._count, self._unhooked = count, unhooked(optimizer)
-        return [name for name, p in self._unhooked if p.requires_grad and p.grad is not None]
-
     def is_sparse(self, slot: int) -> bool:
         """Return whether Horovod exchanges the gradient itself, because it is sparse now."""
         gradient = self.by_slot[slot].grad
-        return gradient is not None and gradient.is_sparse and not self.optimizer.sparse_as_dense
+        return gradient is not None and gradient.is_sparse and not self.optimizer().sparse_as_dense
 
     def would_wait(self, slot: int) -> bool:
         """Return whether Horovod would wait for ever if another rank had this absent gradient: it
         would be sparse there, and dense zeros here."""
-        return slot in (self._sparse or ()) and not self.optimizer.sparse_as_dense
-
-    def is_absent(self, slot: int, tensor: torch.Tensor) -> bool:
-        """Return whether no backward pass has reached the parameter in ``slot`` since the last
-        step, because it is frozen or was not used. ``tensor`` is then zeros."""
-        find = None if self._owner is None else self._owner.optimizer
-        optimizer = None if find is None else find()
-        if optimizer is None:
-            return False
-        delay = optimizer._allreduce_delay.get(self.by_slot[slot])
-        return delay == optimizer.backward_passes_per_step and not bool(tensor.any())
+        return slot in (self._sparse or ()) and not self.optimizer().sparse_as_dense
 
     def resolved(self, slot: int, tensor: torch.Tensor) -> torch.Tensor:
         """Return ``tensor`` without the negative bit, which means that memory holds its negative.
@@ -135,22 +134,7 @@ class ServedParameters:
     def is_gradient(self, slot: int, tensor: torch.Tensor) -> bool:
         """Return whether the average may be written to ``tensor``: it is the gradient of the
         parameter in ``slot``, in an optimizer's call. hvd.allreduce must not change its input."""
-        optimizer = self._owner is not None and self._owner.optimizer is not None
-        return optimizer and self.by_slot[slot].grad is tensor
-
-    def watch(self, members: Sequence[Member]) -> Watch | None:
-        """Return a watch of one step's gradients; None if no optimizer was found."""
-        find = None if self._owner is None else self._owner.optimizer
-        if find is None or find() is None:
-            return None
-        # A step in progress holds the optimizer weakly, so that it may be dropped meanwhile.
-        optimizer, scaler = find, self._compressor.settings.grad_scaler
-
-        def unscaled() -> bool:
-            current = optimizer()
-            return current is not None and is_unscaled(current, scaler)
-
-        return Watch(members, self.by_slot, unscaled)
+        return self._has_optimizer and self.by_slot[slot].grad is tensor
 
     def is_called_by_its_optimizer(self) -> bool:
         """Return False if another optimizer calls because this one is gone, or never existed.
@@ -158,12 +142,12 @@ class ServedParameters:
         Raises:
             RuntimeError: Another optimizer calls, and this one still exists.
         """
-        caller = calling_optimizer(self._compressor)
-        if caller is None or caller is self.optimizer:
+        frame = calling_frame(self._compressor)
+        if frame is None or frame.f_locals["self"] is self.optimizer():
             return True
-        if self.optimizer is not None:
+        if self.optimizer() is not None:
             gc.collect()  # Horovod's optimizers are rings of references
-        if self.optimizer is not None:
+        if self.optimizer() is not None:
             raise RuntimeError(
                 "one compressor serves one optimizer at a time, but two call this one: construct a "
                 "compressor for each (or close() it before it serves another)"

@@ -14,12 +14,14 @@ from hvd_adaptive.base.errors import WarnOnce
 from hvd_adaptive.base.finite import wide_of
 from hvd_adaptive.changes import begin_step
 from hvd_adaptive.coding.header import DTYPE_CODES
+from hvd_adaptive.connection import use_framework
 from hvd_adaptive.hooks.connected import Connected
+from hvd_adaptive.hooks.horovod import elastic
 from hvd_adaptive.hooks.horovod.binding import Binding
-from hvd_adaptive.hooks.horovod.changed import WarnOfChanges, changed_kind
+from hvd_adaptive.hooks.horovod.changed import CHANGED_TOO_LATE, changed_kind
 from hvd_adaptive.hooks.horovod.drive import SESSIONS, HorovodDrive, Ticket
 from hvd_adaptive.hooks.horovod.owner import find_owner
-from hvd_adaptive.hooks.horovod.placeholder import Placeholders
+from hvd_adaptive.hooks.horovod.placeholder import Placeholders, check_reduced
 from hvd_adaptive.layout import Layout
 from hvd_adaptive.run.driver import Driver
 from hvd_adaptive.transport.horovod_world import reference
@@ -28,6 +30,11 @@ if TYPE_CHECKING:
     from hvd_adaptive.compressor import GradientCompressor
 
 logger = logging.getLogger("hvd_adaptive")
+
+_NO_GRADIENT = (
+    "groups=: Horovod exchanges a group in which a parameter has no gradient; every parameter of a "
+    "group must have one, or be in no group"
+)
 
 
 class Session(Connected):
@@ -48,11 +55,11 @@ class Session(Connected):
         self._warn_of_names = WarnOnce(logger)
         self._unreduced: set[str] = set()  # parameters that were warned of
         self._warn_of_sparse = WarnOnce(logger)
-        self._warn_of_changes = WarnOfChanges()
+        self._warn_of_changes = WarnOnce(logger)
         self._stale = False
         self._last_generation: Any = None  # the generation of Horovod in which the last step ended
         self._placeholders: Placeholders | None = None  # those of the last step, if it ended
-        # Placeholders since the last step ended, see transport/references.py.
+        # Placeholders since the last step ended, see transport/horovod_world.py.
         self._in_flight: list[Any] = []
 
     @property
@@ -63,7 +70,8 @@ class Session(Connected):
     @property
     def is_idle(self) -> bool:
         """Return whether no step is in progress."""
-        return self.drive is None or self.drive.left.is_set()
+        drive = self._driver.drive
+        return drive is None or drive.left.is_set()
 
     def describe(self) -> str:
         """Return what the step in progress waits for; see ``Driver.describe``."""
@@ -75,47 +83,54 @@ class Session(Connected):
 
     def compress(self, tensor: torch.Tensor) -> tuple[torch.Tensor, Ticket | torch.dtype | None]:
         """See GradientCompressor.compress."""
-        meter = self.compressor._training.meter
-        if not meter.detailed:
-            return self._compress(tensor)
-        begin = time.perf_counter()
-        try:
-            return self._compress(tensor)
-        finally:
-            meter.add(blocked_s=time.perf_counter() - begin)
-
-    def _compress(self, tensor: torch.Tensor) -> tuple[torch.Tensor, Ticket | torch.dtype | None]:
         if tensor is None:
-            raise ValueError(
-                "groups=: Horovod exchanges a group in which a parameter has no gradient; every "
-                "parameter of a group must have one, or be in no group"
-            )
+            raise ValueError(_NO_GRADIENT)
         if tensor.layout != torch.strided or tensor.dtype not in DTYPE_CODES:
             return tensor, None
+        meter = self.compressor._training.meter
+        began = time.perf_counter() if meter.detailed else 0.0
         with self._lock:
-            drive: HorovodDrive | None = self._driver.drive
-            if drive is None or drive.step is None or self._stale or not drive.accepts:
-                drive = None
-            binding = self._current_binding() if drive is None else drive.binding
-            layout = binding.layout
-            if layout is None:
-                return self._compress_unnamed(binding, tensor.resolve_neg())
-            slot = binding.parameters.slot_of(tensor)
-            if slot is None:
-                self._warn_of_names("a gradient belongs to no known parameter: Horovod reduces it")
-                wide = wide_of(tensor.dtype)
-                return (tensor, None) if tensor.dtype == wide else (tensor.to(wide), tensor.dtype)
-            if drive is None or drive.step.has(slot):
-                drive = self._begin(binding, layout, tensor.is_cpu)
-            return self._compress_named(drive, slot, tensor)
+            slot: int | None
+            drive: Any = self._driver.drive
+            if drive is not None and (
+                self._stale
+                or drive.flushed
+                or drive.closed
+                or drive.left.is_set()
+                or drive.generation is not drive.binding.world.hvd.mpi_ops._handle_map
+            ):
+                drive = None  # no gradient may join this step
+            unknown = drive is None or drive.step is None
+            binding = self._current_binding() if unknown else drive.binding
+            if binding.layout is None:
+                drive, slot, small = self._arrive_unnamed(binding, drive, tensor.resolve_neg())
+            else:
+                slot = binding.parameters.slot_of(tensor)
+                if slot is None:
+                    return self._left_to_horovod(tensor)
+                if unknown or drive.here[slot]:
+                    drive = self._begin(binding, binding.layout, tensor.is_cpu)
+                small = self._arrive(drive, slot, tensor)
+            drive.unreturned += 1
+            holder = drive.holder and drive.holder()
+            if began:
+                meter.add(blocked_s=time.perf_counter() - began)
+            return small, (holder or drive.hold(), slot)
+
+    def _left_to_horovod(self, tensor: torch.Tensor) -> tuple[torch.Tensor, torch.dtype | None]:
+        self._warn_of_names("a gradient belongs to no known parameter: Horovod reduces it")
+        wide = wide_of(tensor.dtype)
+        return (tensor, None) if tensor.dtype == wide else (tensor.to(wide), tensor.dtype)
 
     def _current_binding(self) -> Binding:
         """Return the binding to the calling optimizer and the current ranks."""
         binding = self._binding
         if self.is_idle:
             begin_step(self.compressor)
-            self._stale = self._stale or binding is None or not binding.is_current()
-        if binding is None or self._stale or not binding.world.is_current():
+            current = not self._stale and binding is not None and binding.is_current()
+        else:
+            current = not self._stale and binding is not None and binding.world.is_current()
+        if binding is None or not current:
             binding = self._bind()
         # A compressor first used without an optimizer may have one by now.
         may_have_owner = binding.layout is None and self.drive is None
@@ -133,19 +148,17 @@ class Session(Connected):
                 session.wake()  # a step in progress may be left alone from now on
         return self._binding
 
-    def _compress_named(
-        self, drive: HorovodDrive, slot: int, tensor: torch.Tensor
-    ) -> tuple[torch.Tensor, Ticket]:
-        binding = drive.binding
-        parameters, member = binding.parameters, drive.step.layout.members[slot]
+    def _arrive(self, drive: HorovodDrive, slot: int, tensor: torch.Tensor) -> torch.Tensor:
+        """Hand a gradient to the step, and return what Horovod reduces instead."""
+        parameters, member = drive.binding.parameters, drive.step.layout.members[slot]
+        absent = False
         if tensor.is_neg():
             tensor = parameters.resolved(slot, tensor)
         if drive.watch is not None:
-            drive.watch.look(slot, tensor)
+            absent = drive.watch.look(slot, tensor)
         elif tensor.dtype != member.dtype or tensor.shape != member.shape:
             raise changed_kind(tensor, member)
         drive.step.arrive(slot, tensor, drive.named and parameters.by_slot[slot].grad is tensor)
-        absent = parameters.is_absent(slot, tensor)
         if absent and parameters.would_wait(slot):
             self._warn_of_sparse(
                 "%s: its gradients are sparse, and it has none now. Should another rank have "
@@ -153,36 +166,42 @@ class Session(Connected):
                 member.name,
             )
         if drive.placeholders is None:
-            return self._position(binding, slot), drive.ticket(slot)
+            return self._position(drive.binding, slot)
+        if absent:
+            drive.placeholders.mark_absent(slot)
         if drive.worker is None:
             drive.send_what_is_complete()
-        return drive.placeholders.of(slot, absent), drive.ticket(slot)
+        return drive.placeholders.tensors[slot]
 
     def _begin(self, binding: Binding, layout: Layout | None, on_cpu: bool) -> HorovodDrive:
         """Begin a step, and return it; the one in progress, if any, is given up."""
-        self.abandon()
-        last = self._last_generation
-        survives = last is not None and last is not binding.world.generation
-        binding.parameters.begin_step()
-        make = functools.partial(HorovodDrive, binding, layout=layout, survives=survives)
+        members = () if layout is None else layout.members
+        make = functools.partial(
+            HorovodDrive, binding, layout=layout, last_generation=self._last_generation
+        )
         self._driver.start(make, on_cpu)
         drive: HorovodDrive = self._driver.drive
+        drive.watch = binding.parameters.begin_step(members)
         if drive.named:
-            drive.placeholders = self._begun_placeholders(drive.step.layout)
-            drive.watch = binding.parameters.watch(drive.step.layout.members)
+            # Those of the last step, if Horovod has reduced all of them.
+            placeholders, self._placeholders = self._placeholders, None
+            if placeholders is None or len(placeholders.tensors) != len(members):
+                placeholders = Placeholders(len(members))
+            placeholders.begin()
+            self._in_flight.append(placeholders)
+            drive.placeholders = placeholders
             self._driver.wake()
         return drive
 
-    def _compress_unnamed(
-        self, binding: Binding, tensor: torch.Tensor
-    ) -> tuple[torch.Tensor, Ticket]:
+    def _arrive_unnamed(
+        self, binding: Binding, drive: HorovodDrive | None, tensor: torch.Tensor
+    ) -> tuple[HorovodDrive, int, torch.Tensor]:
         if self.compressor.settings.parameter_bits is not None:
             raise ValueError(
                 "parameter_bits: no optimizer holds this compressor, so the parameters' names are "
                 "unknown: give named_parameters="
             )
-        drive = self.drive
-        if drive is None or drive.step is not None or not drive.accepts:
+        if drive is None or drive.step is not None or drive is not self._driver.drive:
             drive = self._begin(binding, None, tensor.is_cpu)
         drive.tensors.append(tensor)
         if len(drive.tensors) > 1:
@@ -191,7 +210,7 @@ class Session(Connected):
                 "arrival, which must be the same on all ranks (or give named_parameters=)"
             )
         slot = len(drive.tensors) - 1
-        return self._position(binding, slot), drive.ticket(slot)
+        return drive, slot, self._position(binding, slot)
 
     def _position(self, binding: Binding, slot: int) -> torch.Tensor:
         """Return the placeholder of a gradient whose reduction is unknown."""
@@ -199,29 +218,25 @@ class Session(Connected):
         self._in_flight.append(reference(placeholder))
         return placeholder
 
-    def _begun_placeholders(self, layout: Layout) -> Placeholders:
-        """Return the placeholders of a new step: those of the last one, if Horovod has reduced all
-        of them."""
-        placeholders, self._placeholders = self._placeholders, None
-        if placeholders is None or placeholders.count != len(layout.members):
-            placeholders = Placeholders(len(layout.members))
-        placeholders.begin()
-        self._in_flight.append(placeholders)
-        return placeholders
-
     def decompress(self, output: torch.Tensor, ticket: Ticket) -> torch.Tensor:
         """See GradientCompressor.decompress."""
         meter = self.compressor._training.meter
-        begin = time.perf_counter() if meter.detailed else 0.0
+        began = time.perf_counter() if meter.detailed else 0.0
         with self._lock:
             holder, slot = ticket
             drive = holder.drive
             if drive is not self._driver.drive or not drive.is_done:
                 self._complete(drive, output)
-            result = drive.step.result(slot, drive.is_absent(output))
-            if meter.detailed:
-                meter.add(blocked_s=time.perf_counter() - begin)
-            if drive.step.finished:
+            absent = False  # on all ranks
+            if drive.named:
+                absent = round(output.item() / drive.read.factor) == drive.read.active
+            else:
+                check_reduced(output, drive.binding.world.size, drive.any_step)
+            result = drive.step.result(slot, absent)
+            drive.unreturned -= 1
+            if began:
+                meter.add(blocked_s=time.perf_counter() - began)
+            if not drive.unreturned:
                 self._end(drive)
             return result
 
@@ -231,7 +246,9 @@ class Session(Connected):
             raise RuntimeError("this gradient's step was given up: backward has run again since")
         if drive.watch is not None:
             watch, drive.watch = drive.watch, None
-            self._warn_of_changes(watch)
+            if names := watch.changed():
+                more = f" and {len(names) - 1} more" if names[1:] else ""
+                self._warn_of_changes(CHANGED_TOO_LATE, names[0], more)
         if drive.flushed and drive.error is not None:  # at an earlier decompress
             raise drive.error
         drive.reduced = output
@@ -246,8 +263,6 @@ class Session(Connected):
         if (drive := self.drive) is not None:
             drive.left.set()  # whoever waits for it in another thread releases the lock
         with self._lock:
-            if self._binding is not None:
-                self._binding.agreement.forget_due()
             self._driver.give_up()
 
     def rebind(self) -> None:
@@ -257,18 +272,19 @@ class Session(Connected):
 
     def _end(self, drive: HorovodDrive) -> None:
         binding = drive.binding
-        binding.parameters.end_step()
-        self._warn_of_unreduced(binding.parameters.unreduced())
-        self._last_generation = binding.world.generation
+        if names := binding.parameters.end_step():
+            self._warn_of_unreduced(names)
+        self._last_generation = drive.generation
         self._in_flight.clear()
         self._placeholders = drive.placeholders
         binding.world.left = None
         self._driver.end()
-        binding.abandoned.end(binding.world)
+        if binding.abandoned.attempt or binding.abandoned.flying:
+            binding.abandoned.end(binding.world)
 
     def _warn_of_unreduced(self, names: list[str]) -> None:
         """Warn, once for each, of parameters whose gradients Horovod does not reduce."""
-        if names and (new := [name for name in names if name not in self._unreduced]):
+        if new := [name for name in names if name not in self._unreduced]:
             self._unreduced.update(new)
             logger.warning(
                 "%s: was frozen when hvd.DistributedOptimizer was made, or was added to it later, "
@@ -276,3 +292,20 @@ class Session(Connected):
                 "all parameters, before layers are frozen",
                 ", ".join(new),
             )
+
+
+class HorovodFramework:
+    """Connect compressors to Horovod; see connection.Framework."""
+
+    def constructed(self, compressor: GradientCompressor) -> None:
+        """Register the handler of compressors' states with elastic Horovod, if it is imported."""
+        elastic.register()
+
+    def connect(self, compressor: GradientCompressor) -> Session:
+        """Return a new session of ``compressor``."""
+        return Session(compressor)
+
+
+def plug_in() -> None:
+    """Make Horovod's calls of ``compress`` reach sessions."""
+    use_framework(HorovodFramework())

@@ -92,9 +92,7 @@ def test_ranks_that_had_sent_different_groups_of_a_step_that_is_given_up(exchang
     assert compressor.step == 6
     assert_same_everywhere(flat_parameters(model), f"uneven.{exchange}")
     abandoned = compressor._training.connection._binding.abandoned
-    assert not (
-        abandoned.attempt or abandoned._names or abandoned._flying or abandoned._substitutes
-    )
+    assert not (abandoned.attempt or abandoned._names or abandoned.flying or abandoned._substitutes)
 
 
 def test_a_step_that_is_given_up_with_its_optimizer(monkeypatch):

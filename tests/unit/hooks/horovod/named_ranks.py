@@ -166,7 +166,6 @@ class Optimizer:
 
     def give_up(self) -> None:
         """As ``Session.abandon``."""
-        self.binding.agreement.forget_due()
         self.driver.give_up()
 
     def begin(self) -> None:
@@ -178,11 +177,11 @@ class Optimizer:
         self.driver.wake()
 
     def arrive(self, slot: int, gradient: torch.Tensor) -> None:
-        """As ``Session._compress_named``, and Horovod's allreduce of the placeholder."""
+        """As ``Session.compress``, and Horovod's allreduce of the placeholder."""
         drive: HorovodDrive = self.driver.drive
         drive.step.arrive(slot, gradient)
         drive.send_what_is_complete()
-        number = self.placeholders.of(slot, absent=False)
+        number = self.placeholders.tensors[slot]
         self._handles[slot] = self.world.allreduce(number, f"{self.name}.{slot}", "Sum")
 
     def forget_handles(self) -> None:
@@ -197,7 +196,7 @@ class Optimizer:
         drive: HorovodDrive = self.driver.drive
         self.driver.wait()
         averages = [drive.step.result(slot) for slot in range(len(self.binding.layout.members))]
-        assert drive.step.finished
+        assert not drive.step.arrived
         self.world.left = None
         self.driver.end()
         self.binding.abandoned.end(self.world)

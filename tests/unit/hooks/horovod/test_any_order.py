@@ -229,8 +229,8 @@ def test_lists_that_are_lost_with_an_attempt_are_found(monkeypatch):
 
     def forgetful(self, world, label, device):
         complete(self, world, label, device)
-        self._substitutes += [sent.handle for sent in self._flying]
-        self._flying = []
+        self._substitutes += [sent.handle for sent in self.flying]
+        self.flying = []
 
     monkeypatch.setattr(AbandonedSteps, "complete", forgetful)
     seeds = range(54, 300)  # earlier seeds pass

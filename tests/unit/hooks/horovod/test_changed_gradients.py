@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import pytest
 import torch
 
@@ -75,6 +77,17 @@ def test_tensors_without_a_version_and_copies_are_left_alone():
     assert watch.changed() == []
     watch.look(0, gradient)
     assert watch.changed() == []
+
+
+def test_look_returns_whether_no_backward_pass_has_reached_the_parameter():
+    parameters = [torch.nn.Parameter(torch.zeros(4)) for _ in range(4)]
+    gradients = [torch.zeros(4), torch.ones(4), torch.zeros(4), torch.tensor([0.0, 0, 0, 1])]
+    members = [Member(f"p{i}", (4,), torch.float32) for i in range(4)]
+    missing = dict(zip(parameters, (2, 0, 0, 2), strict=True))
+    optimizer = SimpleNamespace(_allreduce_delay=missing, backward_passes_per_step=2)
+    watch = Watch(members, parameters, lambda: optimizer)
+    assert [watch.look(i, g) for i, g in enumerate(gradients)] == [True, False, False, False]
+    assert Watch(members, parameters).look(0, gradients[0]) is False
 
 
 def test_dtypes_and_shapes():

@@ -76,6 +76,28 @@ def test_sums_and_averages_of_ranks_that_agree_pass(size, slot, step, fingerprin
         assert found == Reduction(1 / size, size)
 
 
+@given(st.integers(1, 1000), numbers, numbers, st.data())
+def test_check_reduced_reads_the_same_if_it_knows_its_own_position(size, step, fingerprint, data):
+    """A sum of all ranks' positions, of some ranks', and one in which a rank differs."""
+    rows = all_ranks(size, 0, step, fingerprint)
+    rank, own = data.draw(st.integers(0, size - 1)), torch.from_numpy(rows[-1].copy())
+    rows[rank, -2] = float(data.draw(st.booleans()))
+    everyone = total(rows)
+    assert check_reduced(everyone, size, own=own) == check_reduced(everyone, size)
+    what = data.draw(st.sampled_from(("step", "fingerprint", "groups", "joined")))
+    if size > 1 and what == "joined":
+        rows[rank] = 0
+        assert check_reduced(total(rows), size, own=own).active == size - 1
+    elif size > 1:
+        given_ = {"slot": 0, "step": step, "fingerprint": fingerprint, "groups": 0}
+        rows[rank] = position(rank, **given_ | {what: given_.get(what, 0) + 1}).numpy()
+        if what == "groups":
+            assert not check_reduced(total(rows), size, own=own).same_groups
+        else:
+            with pytest.raises(RankMismatchError):
+                check_reduced(total(rows), size, own=own)
+
+
 @pytest.mark.parametrize("size", (1, 2, 3, 7, 64, 333, 1000))
 def test_gradient_predivide_factor(size):
     """Horovod scales by 1/f before and by f/size after the sum; both are rounded."""

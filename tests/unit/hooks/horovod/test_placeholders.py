@@ -17,7 +17,9 @@ def test_each_step_begins_with_zeros():
     places = None
     for _ in range(3):
         placeholders.begin()
-        tensors = [placeholders.of(slot, absent=slot in (4, 299)) for slot in range(300)]
+        for slot in (4, 299):
+            placeholders.mark_absent(slot)
+        tensors = placeholders.tensors
         assert [float(tensor) for tensor in tensors] == [slot in (4, 299) for slot in range(300)]
         assert {(tensor.dtype, tensor.shape) for tensor in tensors} == {(torch.float64, (1,))}
         for tensor in tensors:
@@ -31,7 +33,7 @@ def test_a_step_creates_no_objects():
     placeholders.begin()
     before = len(gc.get_objects())
     placeholders.begin()
-    kept = [placeholders.of(slot, absent=False) for slot in range(500)]
+    kept = [placeholders.tensors[slot] for slot in range(500)]
     assert len(gc.get_objects()) - before < 10 and len(kept) == 500
 
 
@@ -41,13 +43,12 @@ def test_references_end_with_their_collective_or_generation():
     generation = {1: (tensors[0], tensors[1]), 2: (tensors[2], None, (tensors[3],))}
     for handle in generation:
         in_flight.add(generation, handle)
-    held = in_flight._references[2]
+    held = in_flight[2]
     assert [view._base is t for view, t in zip(held, tensors[2:], strict=True)] == [True, True]
-    in_flight.end(1)
-    in_flight.end(1)
+    in_flight.pop(1)
     assert len(in_flight) == 1
     in_flight.add({5: (tensors[0], tensors[0])}, 5)
-    assert list(in_flight._references) == [5]
+    assert list(in_flight) == [5]
 
 
 @pytest.mark.parametrize("shape", [(), (0,), (3, 4)])
@@ -62,6 +63,5 @@ def test_a_reference_does_not_depend_on_the_shape(shape):
 def test_a_placeholder_is_no_view():
     """A reference to a view is one to the tensor that it is a view of."""
     placeholders = Placeholders(3)
-    for slot in range(3):
-        tensor = placeholders.of(slot, absent=False)
+    for slot, tensor in enumerate(placeholders.tensors):
         assert tensor._base is None and placeholders._references[slot]._base is tensor
