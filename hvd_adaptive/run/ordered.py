@@ -149,11 +149,14 @@ class OrderedStep(Step):
         attempt: int = 0,
         residuals: Residuals | None = None,
         worker: Worker | None = None,
+        on_cpu: bool = True,
     ) -> None:
         super().__init__(binding, layout, number, attempt, residuals, worker, disjoint=True)
         self.arrivals.write_early()  # from now on averages replace gradients at once
         self.may_receive = False
-        self._course: Course | None = None  # until the device is known
+        # All ranks follow one course, also if a rank gives the step up before its first gradient.
+        self._on_cpu = on_cpu
+        self._course: Course | None = None  # until the exchange is known
         self._is_on_course = False
 
     def receive_all(self) -> None:
@@ -188,7 +191,7 @@ class OrderedStep(Step):
             lag, window = LAG, WINDOW
             sizes = self.binding.in_flight_bytes(self.layout)
             fitting = self.binding.settings.tuning.in_flight_bytes // max(1, *sizes)
-            if self.device.type != "cpu":
+            if not self._on_cpu:
                 # To receive in a hook would make the host wait: send all that fits, receive later.
                 lag, window = len(sizes), fitting
             self._course = Course(

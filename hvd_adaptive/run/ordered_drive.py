@@ -88,7 +88,7 @@ class OrderedDrive(Drive):
             binding.world.forget_lengths()
         # Lengths are exchanged anew: the host would wait for a GPU, and so for the backward pass.
         self.held = samples or not binding.exchange.is_set_up or (forgets and not on_cpu)
-        self.step = OrderedStep(binding, layout, number, attempt, residuals, worker)
+        self.step = OrderedStep(binding, layout, number, attempt, residuals, worker, on_cpu)
         own = position(compressor, attempt, layout, self.held, binding.wants_comparison)
         self._check: Any = binding.world.begin_gather(own)
         self._agreed = self._compares = False

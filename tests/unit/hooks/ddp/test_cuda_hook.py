@@ -10,6 +10,7 @@ from fake_gpu import CUDA, off_gpu, on_gpu, pretended, quick  # noqa: F401
 from hvd_adaptive import ALQ, EDEN, QSGD, instances
 from hvd_adaptive.ddp import CompressionState
 from hvd_adaptive.hooks.ddp.buckets import Bucket, BucketFuture
+from hvd_adaptive.run.ordered import WINDOW
 from hvd_adaptive.run.ordered_drive import LENGTHS_LAST
 from hvd_adaptive.transport.torch_world import TorchWorld
 
@@ -66,3 +67,19 @@ def test_the_hook_waits_for_nothing(gpu, monkeypatch, backend, exchange, weight)
 def test_other_schemes(gpu, scheme):
     for own, other in zip(averages(gpu, scheme), averages(scheme=scheme), strict=True):
         assert torch.equal(own, other)
+
+
+def test_the_hook_sends_all_groups(gpu):
+    """In the backward pass, though none is received: not only as many as a course's window."""
+    compressor = QSGD(bits=4, bucket_size=128, min_numel=100, fusion_bytes=4 * 768)
+    session = CompressionState(compressor).session
+    parameters = [torch.nn.Parameter(torch.zeros(SIZE)) for _ in range(2 * WINDOW)]
+    for step in range(3):
+        for index, parameter in enumerate(parameters):
+            buffer = on_gpu(torch.randn(SIZE))
+            session.take(Bucket(buffer, [parameter], [buffer.view(SIZE)], BucketFuture()), index)
+        if step:
+            groups = session._driver.drive.step.layout.groups
+            assert len(session._driver.drive.step.names) == len(groups) > WINDOW
+        with gpu.waiting():
+            session.finish()
