@@ -10,7 +10,6 @@ from dataclasses import asdict, replace
 
 import torch
 
-from hvd_adaptive.kernels.numba.host_cache import LOCAL_RANK
 from hvd_adaptive.tools.bench import codec as bench
 from hvd_adaptive.tools.bench.gradients import heavy_tailed
 from hvd_adaptive.tools.bench.worker import measured, networks
@@ -19,6 +18,7 @@ from hvd_adaptive.tools.methods import Method, parse
 from hvd_adaptive.tools.plan.model import Cost
 from hvd_adaptive.tools.schemes import catalog
 
+RANK = ("OMPI_COMM_WORLD_RANK", "HOROVOD_RANK")  # variables of launchers
 TENSORS, SMALL, LARGE = 100, 1_600, 1 << 22  # tensors of a step, and their numbers
 STEPS = 5
 SIZE, ROUNDS = 1 << 20, 7  # of codecs' gradients, 4 MB: more than a core's cache holds
@@ -30,7 +30,7 @@ def main() -> None:
     schemes = [method for method in parse(texts) if method.is_scheme]
     # Each kernel is compiled once: the second rank begins at the end, and the first loads what is
     # there. Before Horovod starts, as its thread would take time from compilers.
-    is_first = all(os.environ.get(name, "0") == "0" for name in LOCAL_RANK)
+    is_first = all(os.environ.get(name, "0") == "0" for name in RANK)
     for method in schemes if is_first else schemes[:0:-1] or schemes:
         codec(method, ranks, 1 << 17, 1)
 
