@@ -28,8 +28,7 @@ RANK_CHECKS := tests/parallel/test_ranks.py
 SHORTENED := tests/parallel/test_accidents.py tests/parallel/test_ddp.py \
   tests/unit/test_defaults.py tests/integration/test_slurm.py
 # The rest is side by side, a file at a time, in this order: the long ones first, so that no worker
-# is left with one at the end. More workers than
-# processors were not faster.
+# is left with one at the end. More workers than processors were not faster.
 OTHERS := --ignore $(RANK_CHECKS) --numprocesses logical --dist loadfile --no-loadscope-reorder \
   tests/parallel tests/integration tests/research tests/oracle tests/golden tests/repository \
   tests/tools tests/unit
