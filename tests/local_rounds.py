@@ -263,15 +263,18 @@ def test_ranks_that_wait_for_a_round_say_so(rank: int, ranks: int, monkeypatch, 
     assert all(f"LocalSGD: rank {rank} still waits" in m and "round 1" in m for m in told)
 
 
-@pytest.mark.parametrize("label", ["alq-3-paper", "ecdq-2", "eden-2"])
-def test_what_no_rank_has_moved_stays_as_it_is(rank: int, gather: Gather, label: str) -> None:
-    """With momentum and error feedback, though schemes round zeros."""
+@pytest.mark.parametrize("outer", OUTER)
+@pytest.mark.parametrize("label", ["alq-3", "alq-3-paper", "ecdq-2", "eden-2"])
+def test_what_no_rank_has_moved_stays_as_it_is(
+    rank: int, gather: Gather, label: str, outer: str
+) -> None:
+    """With error feedback, though schemes round zeros."""
     torch.manual_seed(4)
     table = nn.Parameter(torch.randn(2000, 8))
     before, own = table.detach().clone(), {"error_feedback": 0.3, "keep_zeros": True}
     compressor = scheme(label)(bucket_size=1024, **own)
     inner = torch.optim.SGD([table], lr=0.1)
-    optimizer = LocalSGD(inner, every=2, compression=compressor, **OUTER["diloco"])
+    optimizer = LocalSGD(inner, every=2, compression=compressor, **OUTER[outer])
     for step in range(6):
         weights = torch.randn(2000, 8, generator=torch.Generator().manual_seed(10 * step + rank))
         weights[::2] = 0.0
