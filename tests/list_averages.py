@@ -6,6 +6,8 @@ from __future__ import annotations
 
 import copy
 import io
+import sys
+import time
 from collections.abc import Sequence
 
 import pytest
@@ -14,7 +16,11 @@ from scheme_cases import EVERY, scheme
 from torch import nn
 
 from hvd_adaptive import ALQ, QSGD, RankMismatchError, average, instances
+from hvd_adaptive.run import worker
+from hvd_adaptive.run.worker import FIND_IT
 from hvd_adaptive.simulate import Ranks
+
+module = sys.modules["hvd_adaptive.hooks.average"]
 
 SHAPES = ((60, 50), (50,), (), (30, 100))
 MAKERS = {
@@ -256,3 +262,40 @@ def test_dtypes(rank: int, ranks: int) -> None:
     for result, wanted, dtype in zip(averages, exact(ranks, 0), dtypes, strict=True):
         assert result.dtype == dtype
         assert (result.double() - wanted).norm() <= 0.03 * wanted.norm()
+
+
+def test_average_says_how_to_find_the_rank_that_is_missing(
+    rank: int, ranks: int, monkeypatch, caplog
+) -> None:
+    """A rank that waits logs its own number, and what the silence of another one means."""
+    compressor = QSGD(bits=4)
+    average([torch.ones(3000)], compressor)
+    monkeypatch.setattr(worker, "STALL", 0.3)
+    if rank == ranks - 1:
+        time.sleep(1.0)
+    average([torch.ones(3000)], compressor)
+    told = [message for message in caplog.messages if "still waits" in message]
+    if rank == ranks - 1:
+        assert not told
+    else:
+        text = f"rank {rank} still waits for other ranks to call average()\n{FIND_IT}"
+        assert set(told) == {text} and len(told) >= 2  # repeated
+
+
+def test_average_with_a_new_compressor_each_time(rank: int, monkeypatch, caplog) -> None:
+    """Such a loop is warned of once, on the first rank; one list for each of many compressors is
+    not."""
+    monkeypatch.setattr(module, "_thrown_away", module.ThrownAway())
+    kept = [QSGD(bits=4) for _ in range(12)]
+    for _ in range(2):
+        for compressor in kept:
+            average([torch.ones(30)], compressor)
+    for _ in range(8):
+        average([torch.ones(30)], QSGD(bits=4))
+    average([torch.ones(30)], kept[0])
+    assert "new compressor" not in caplog.text
+    for _ in range(30):
+        average([torch.ones(30)], QSGD(bits=4))
+    told = [r for r in caplog.records if "a new compressor each time, 10 times" in r.getMessage()]
+    assert len(told) == int(rank == 0)
+    assert all("construct one before the loop" in r.getMessage() for r in told)

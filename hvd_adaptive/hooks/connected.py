@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Any, ClassVar, cast
 import torch
 import torch.distributed as dist
 
+from hvd_adaptive.training import rank_and_size
+
 if TYPE_CHECKING:
     from hvd_adaptive.compressor import GradientCompressor
     from hvd_adaptive.connection import Connection
@@ -16,12 +18,14 @@ if TYPE_CHECKING:
 
 
 def is_first_rank(group: Any = None) -> bool:
-    """Return whether this process is the first rank of ``group``, or of torchrun's ranks if
-    torch.distributed is not running; True if there are no ranks.
+    """Return whether this process is the first rank of ``group``, or of all ranks.
+
+    Before torch.distributed is running they are those that torchrun has started.
     """
-    if dist.is_available() and dist.is_initialized():
+    if group is not None:
         return dist.get_rank(group) == 0
-    return os.environ.get("RANK", "0") == "0"
+    rank, size = rank_and_size()
+    return rank == 0 if size else os.environ.get("RANK", "0") == "0"
 
 
 class Connected:
