@@ -94,6 +94,25 @@ def test_form_follows_a_custom_scheme_that_is_set():
     assert "size=8" in repr(scheme)
 
 
+class Late(Fixed):
+    """It knows whether it has a zero only after its constructor has returned."""
+
+    def __init__(self, zero: bool, **shared):
+        super().__init__(**shared)
+        self.zero = zero
+
+    @property
+    def has_zero(self):
+        return self.zero
+
+    def codec_settings(self):
+        return {"zero": self.zero}
+
+
+def test_zeros_are_left_out_by_custom_schemes_that_have_none():
+    assert [Late(zero, keep_zeros=True).leaves_zeros_out for zero in (True, False)] == [False, True]
+
+
 def test_copies_have_forms_of_their_own():
     scheme = ALQ(bits=3, bucket_size=64)
     scheme.parts.default.payloads.form(FRAME)
