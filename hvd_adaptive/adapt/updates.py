@@ -121,11 +121,13 @@ class ScheduledUpdates(Updates):
         self._warn_kept, self._warn_lost = WarnOnce(logger), WarnOnce(logger)
 
     def at(self, step: int) -> Due:
-        is_fitted = self._codecs[""].is_fitted
-        precedes = is_fitted and self.schedule.precedes_fit(step)
-        first = is_fitted and self.schedule.is_due(step)
+        precedes = self._precedes_fit(step)
+        first = self._codecs[""].is_fitted and self.schedule.is_due(step)
         second = self._second_schedule.retry_at == step  # nothing is planned
         return Due(first, second, precedes or first or second)
+
+    def _precedes_fit(self, step: int) -> bool:
+        return self._codecs[""].is_fitted and self.schedule.precedes_fit(step)
 
     def prepare_second_stages(self, ranks: int, labels: Sequence[str], step: int) -> None:
         super().prepare_second_stages(ranks, labels, step)
@@ -148,9 +150,10 @@ class ScheduledUpdates(Updates):
             for label, codec in codecs.items()
         }
         self._window.add(worker, step, own)
-        if self.due(step):
-            self._fit(step, codecs, own, sync, worker)
-        if not (self._codecs[""].is_fitted and self.schedule.precedes_fit(step)):
+        due = self.at(step)
+        if due.first or due.second:
+            self._fit(step, codecs, own, sync, worker, alone=not due.first)
+        if not self._precedes_fit(step):
             self._window.clear()
 
     def _fit(
@@ -160,9 +163,13 @@ class ScheduledUpdates(Updates):
         own: Mapping[str, np.ndarray],
         sync: Callable,
         worker: int,
+        alone: bool,
     ) -> None:
-        """Refit the tables of ``codecs`` to ``own`` statistics and those of earlier steps."""
-        seconds, alone = self._seconds(list(codecs)), not self.at(step).first
+        """Refit the tables of ``codecs`` to ``own`` statistics and those of earlier steps.
+
+        alone: only those of averages.
+        """
+        seconds = self._seconds(list(codecs))
         schedule = self._second_schedule if alone else self.schedule
         joint = JointUpdate(
             codecs,

@@ -1,7 +1,7 @@
 """Warn, once, of gradients that are mostly zero, and whose zeros are rounded to other numbers.
 
-So are those of embeddings, whose unused rows then move. Fewer zeros are usual and harmless: units
-that are inactive for one batch have them, and pixels that are black in all images.
+Gradients of embeddings are mostly zero, and unused rows would move. Fewer zeros are usual and
+harmless, for example those of inactive units, and of pixels that are black in all images.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from hvd_adaptive.layout import Group, Member
 
 logger = logging.getLogger("hvd_adaptive")
 
-# Of a parameter's gradient, more than is zero behind ReLUs and black pixels; names in the warning.
+# Share of a gradient, larger than that of ReLUs and black pixels; number of names in the warning.
 NOTABLE, NAMED = 0.75, 3
 
 

@@ -88,7 +88,7 @@ class References(dict[Any, list[torch.Tensor]]):
         found, nested = [], [generation[handle]]
         for part in nested:  # which grows meanwhile
             if isinstance(part, torch.Tensor):
-                found.append(part.as_strided((0,), (1,), 0))  # as ``reference`` does
+                found.append(reference(part))
             elif isinstance(part, tuple | list):
                 nested += part
         self[handle] = found
@@ -132,11 +132,11 @@ class HorovodWorld(World):
 
     def allgather(self, data: torch.Tensor, name: str) -> Any:
         handle = self.hvd.allgather_async(data, name=name, process_set=self.process_set)
-        return REFERENCES.add(self.hvd.mpi_ops._handle_map, handle)
+        return REFERENCES.add(self.generation, handle)
 
     def alltoall(self, data: torch.Tensor, splits: torch.Tensor, name: str) -> Any:
         handle = self.hvd.alltoall_async(data, splits, name=name, process_set=self.process_set)
-        return REFERENCES.add(self.hvd.mpi_ops._handle_map, handle)
+        return REFERENCES.add(self.generation, handle)
 
     def allreduce(self, data: torch.Tensor, name: str, op: Any, **factors: float) -> Any:
         """Submit ``hvd.allreduce_async`` and return its handle.
@@ -150,12 +150,12 @@ class HorovodWorld(World):
         handle = self.hvd.allreduce_async(
             data, name=name, op=op, process_set=self.process_set, **factors
         )
-        return REFERENCES.add(self.hvd.mpi_ops._handle_map, handle)
+        return REFERENCES.add(self.generation, handle)
 
     def broadcast_from_root(self, data: torch.Tensor, name: str) -> Any:
         """Submit ``hvd.broadcast_async`` from the first member, and return its handle."""
         handle = self.hvd.broadcast_async(data, self.root, name=name, process_set=self.process_set)
-        return REFERENCES.add(self.hvd.mpi_ops._handle_map, handle)
+        return REFERENCES.add(self.generation, handle)
 
     def poll(self, handle: Any) -> bool:
         return self.hvd.poll(handle)
@@ -171,7 +171,7 @@ class HorovodWorld(World):
         return self.hvd.mpi_ops._handle_map
 
     def is_current(self) -> bool:
-        if not self.hvd.is_initialized() or self.hvd.mpi_ops._handle_map is not self._generation:
+        if not self.hvd.is_initialized() or self.generation is not self._generation:
             return False
         try:
             now = self.process_set.size(), self.process_set.rank()
@@ -187,7 +187,7 @@ class HorovodWorld(World):
             for index, tensor in enumerate(tensors)
         ]
         for handle in handles:
-            REFERENCES.add(self.hvd.mpi_ops._handle_map, handle)
+            REFERENCES.add(self.generation, handle)
         for handle in handles:  # Horovod fuses what waits together
             self.synchronize(handle)
 

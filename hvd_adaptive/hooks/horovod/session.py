@@ -97,7 +97,7 @@ class Session(Connected):
                 or drive.flushed
                 or drive.closed
                 or drive.left.is_set()
-                or drive.generation is not drive.binding.world.hvd.mpi_ops._handle_map
+                or drive.generation is not drive.binding.world.generation
             ):
                 drive = None  # no gradient may join this step
             unknown = drive is None or drive.step is None
