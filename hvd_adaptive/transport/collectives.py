@@ -63,8 +63,8 @@ class Collective(ABC):
 class AllGather(Collective):
     """Send ``data`` to every rank.
 
-    The result is one tensor, because Horovod does not return the ranks' lengths; payloads contain
-    them (``coding.payload.Row``). A few ranks on the CPU send to each other directly
+    Horovod's result is one tensor, because it does not return the ranks' lengths; payloads contain
+    them (``coding.payload.Row``). A few of its ranks on the CPU send to each other directly
     (``World.sends_directly``); then the result has a tensor for each rank.
     """
 
@@ -83,9 +83,12 @@ class AllGather(Collective):
         return world.alltoall(data if others == 1 else data.repeat(others), splits, name)
 
     def receive(self, world: World, handle: Any) -> list[torch.Tensor]:
+        result = world.synchronize(handle)
+        if isinstance(result, list):
+            return result
         if not world.sends_directly or not self.data.bytes.is_cpu:
-            return [taken_over(world.synchronize(handle))]
-        data, splits = world.synchronize(handle)
+            return [taken_over(result)]
+        data, splits = result
         received = list(data.split(splits.tolist()))
         received[world.rank] = self.data.bytes
         return received
@@ -135,7 +138,10 @@ class AllToAll(Collective):
         return world.alltoall(_joined(self.parts), splits, name)
 
     def receive(self, world: World, handle: Any) -> list[torch.Tensor]:
-        data, splits = world.synchronize(handle)
+        result = world.synchronize(handle)
+        if isinstance(result, list):
+            return result
+        data, splits = result
         return list(taken_over(data).split(splits.tolist()))
 
     def waiting(self) -> AllToAll:

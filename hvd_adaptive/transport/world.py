@@ -69,7 +69,7 @@ class World(ABC):
 
     @abstractmethod
     def synchronize(self, handle: Any) -> Any:
-        """Wait for a collective and return its result."""
+        """Wait for a collective and return its result, or a list of what each rank sent."""
 
     @abstractmethod
     def gather_equal(self, values: torch.Tensor, name: str) -> torch.Tensor:

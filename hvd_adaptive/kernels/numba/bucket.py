@@ -21,6 +21,7 @@ from hvd_adaptive.kernels.numba.decoder import (
     load_fixed,
     load_units,
     pointer,
+    scale_by,
 )
 from hvd_adaptive.kernels.numba.encoder import bucket_key, chunk_size, store_fixed, store_units
 from hvd_adaptive.kernels.numba.jit import inline, jit
@@ -246,7 +247,7 @@ def _decoder(alphabet: int, digits: int, width: int):
                 words = numba.carray(pointer(word_at[rank]), size, np.uint32)
                 rest = end - begin
                 if digits > 1:
-                    load_units(words, index, rest, chunk, alphabet, digits, width, rows, codes)
+                    load_units(words, index, rest, chunk, alphabet, digits, width, codes)
                 else:
                     load_fixed(words, index, rest, width, rows, codes)
                 i = begin
@@ -261,7 +262,6 @@ def _decoder(alphabet: int, digits: int, width: int):
                         add_looked_up(part, _ONE, values, target)
                     i = stop
             if factor != 1:
-                for i in range(begin, end):
-                    out[i] *= factor
+                scale_by(factor, out[begin:end])
 
     return decode_add

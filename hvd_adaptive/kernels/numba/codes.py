@@ -64,7 +64,7 @@ def _unpacker(alphabet: int, digits: int, width: int):
         for index in range((codes.size + chunk - 1) // chunk):
             part = codes[index * chunk : (index + 1) * chunk]
             if digits > 1:
-                load_units(words, index, part.size, chunk, alphabet, digits, width, rows, block)
+                load_units(words, index, part.size, chunk, alphabet, digits, width, block)
             else:
                 load_fixed(words, index, part.size, width, rows, block)
             for i in range(part.size):

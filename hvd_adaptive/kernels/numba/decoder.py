@@ -84,13 +84,25 @@ def add_looked_up(part, scale, values, target):
 
 
 @inline
-def load_units(words, index, rest, chunk, alphabet, digits, width, rows, codes):
+def scale_by(factor, target):
+    for j in range(target.size):
+        target[j] *= factor
+
+
+@inline
+def load_units(words, index, rest, chunk, alphabet, digits, width, codes):
     """Invert ``store_units``."""
     row = LANES * digits
     first = index * (chunk // row)
     for k in range((rest + row - 1) // row):
-        part = codes[k * row : (k + 1) * row]
-        load_row(words, alphabet, digits, width, first + k, rows[:LANES], part)
+        load_row(
+            words,
+            first + k,
+            codes[k * row :],
+            numba.literally(alphabet),
+            numba.literally(digits),
+            numba.literally(width),
+        )
 
 
 @inline
@@ -141,7 +153,7 @@ def make_decoder(uniform: bool, entries: int, alphabet: int, digits: int, width:
                 words = numba.carray(pointer(word_at[rank]), size, np.uint32)
                 rest = end - begin
                 if digits > 1:
-                    load_units(words, index, rest, chunk, alphabet, digits, width, rows, codes)
+                    load_units(words, index, rest, chunk, alphabet, digits, width, codes)
                 else:
                     load_fixed(words, index, rest, width, rows, codes)
                 i = begin
@@ -161,8 +173,7 @@ def make_decoder(uniform: bool, entries: int, alphabet: int, digits: int, width:
                         add_looked_up(part, scale, values, target)
                     i = stop
             if factor != 1:
-                for i in range(begin, end):
-                    out[i] *= factor
+                scale_by(factor, out[begin:end])
 
     return decode_add
 

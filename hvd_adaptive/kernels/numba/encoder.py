@@ -10,6 +10,7 @@ from hvd_adaptive.kernels.constants import CHECK_LANES, NORM_LANES
 from hvd_adaptive.kernels.fixed import BLOCK, LANES, QUARTER, QUARTERS
 from hvd_adaptive.kernels.numba import quantize
 from hvd_adaptive.kernels.numba.checksum import add_done, first_block
+from hvd_adaptive.kernels.numba.count import counted
 from hvd_adaptive.kernels.numba.jit import inline, jit
 from hvd_adaptive.kernels.numba.pack import merge_quarters, store_block, store_partial
 from hvd_adaptive.kernels.numba.permute import permuted
@@ -17,8 +18,8 @@ from hvd_adaptive.kernels.numba.radix import store_row
 from hvd_adaptive.kernels.numba.scan import clip_to, norm_of
 from hvd_adaptive.kernels.packing import Packing
 
-# The rules that find the index: see quantize.py, and permute.py for the last one.
-COUNT_TWO, COUNT_FOUR, COUNT_EIGHT, COUNT_MANY, SEARCH, UNIFORM, EXPONENTIAL, PERMUTE = range(8)
+# The rules that find the index: see quantize.py, and for the first count.py, the last permute.py.
+COUNT, COUNT_MANY, SEARCH, UNIFORM, EXPONENTIAL, PERMUTE = range(6)
 
 _GOLDEN64 = np.uint64(random.GOLDEN64)
 _MIX64_A, _MIX64_B = np.uint64(random.MIX64_A), np.uint64(random.MIX64_B)
@@ -79,9 +80,9 @@ def store_tail(codes, rest, width, rows, words):
 def make_encoder(rule: int, depth: int, alphabet: int, digits: int, width: int):
     """Make the encoder for one rule and packing, which are constants of the compiled code.
 
-    depth: of the search tree if the rule is PERMUTE. The encoder adds blocks of the body, which
-    begins with the scales, to ``sums`` (CHECK_LANES; with no entries, nothing is added). ``summed``
-    (2,) is set as BlockSums describes.
+    depth: of the search tree if the rule is PERMUTE, the thresholds if it is COUNT. The encoder
+    adds blocks of the body, which begins with the scales, to ``sums`` (CHECK_LANES; with no
+    entries, nothing is added). ``summed`` (2,) is set as BlockSums describes.
     """
     chunk = chunk_size(Packing(alphabet, digits, width))
 
@@ -137,18 +138,6 @@ def make_encoder(rule: int, depth: int, alphabet: int, digits: int, width: int):
                 offset = np.uint32(np.uint32(np.uint32(i - begin) * _COUNTER) + low)
                 if not usable:
                     part[:] = np.uint32(alphabet // 2)  # any code would do; coders make it short
-                elif rule == COUNT_TWO:
-                    quantize.count_two(
-                        run, inverse, steps, offset, high, start, gap, ladder, total, part
-                    )
-                elif rule == COUNT_FOUR:
-                    quantize.count_four(
-                        run, inverse, steps, offset, high, start, gap, ladder, total, part
-                    )
-                elif rule == COUNT_EIGHT:
-                    quantize.count_eight(
-                        run, inverse, steps, offset, high, start, gap, ladder, total, part
-                    )
                 elif rule == COUNT_MANY:
                     quantize.count_many(
                         run, inverse, steps, offset, high, start, gap, ladder, total, rs, us, part
@@ -171,21 +160,20 @@ def make_encoder(rule: int, depth: int, alphabet: int, digits: int, width: int):
                         us,
                         part,
                     )
+                elif rule == COUNT:
+                    first = ladder[0]
+                    done = counted(
+                        run, steps, part, inverse, offset, high, start, gap, first, total, depth
+                    )
+                    quantize.count_from(
+                        done, run, inverse, steps, offset, high, start, gap, ladder, total, part
+                    )
                 elif rule == PERMUTE:
                     done = permuted(
                         run, steps, part, inverse, offset, high, tree, ladder[0], total, depth
                     )
-                    quantize.count_few(
-                        run[done:],
-                        inverse,
-                        steps[done:],
-                        offset,
-                        high,
-                        start,
-                        gap,
-                        ladder,
-                        total,
-                        part[done:],
+                    quantize.count_from(
+                        done, run, inverse, steps, offset, high, start, gap, ladder, total, part
                     )
                 elif rule == UNIFORM:
                     quantize.uniform(

@@ -6,6 +6,8 @@ from typing import Any
 
 from llvmlite import ir
 
+from hvd_adaptive.kernels import random
+
 WIDTH = 16
 
 FLOAT, INT, LONG = ir.FloatType(), ir.IntType(32), ir.IntType(64)
@@ -46,6 +48,13 @@ class Lanes:
     def mix(self, h: ir.Value, shift: int, factor: int) -> ir.Value:
         b = self.builder
         return b.mul(b.xor(h, b.lshr(h, self.integers(shift))), self.integers(factor))
+
+    def uniform24(self, counter: ir.Value, key: ir.Value) -> ir.Value:
+        """Mix integers below 2**24 as ``quantize.uniform24`` does; return them as floats."""
+        b = self.builder
+        h = b.add(self.mix(counter, 16, random.MIX32_A), key)
+        h = b.lshr(self.mix(h, 13, random.MIX32_B), self.integers(8))
+        return b.sitofp(h, FLOATS)
 
     def shifted(self, value: ir.Value, left: int) -> ir.Value:
         """Shift to the left, or to the right if ``left`` is negative."""

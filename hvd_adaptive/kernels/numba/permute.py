@@ -14,7 +14,6 @@ from numba.core import cgutils, config, types
 from numba.core.codegen import get_host_cpu_features
 from numba.extending import intrinsic
 
-from hvd_adaptive.kernels import random
 from hvd_adaptive.kernels.numba.lanes import (
     FLOAT,
     FLOATS,
@@ -170,10 +169,7 @@ def permuted(typingctx, run, steps, part, inverse, offset, high, table, first, t
             bits = builder.bitcast(v, INTS)
             positive = builder.and_(bits, lanes.integers(0x7FFFFFFF))
             r = builder.fmul(builder.bitcast(positive, FLOATS), scale)
-            h = builder.add(lanes.load(counters, at, INTS), shift)
-            h = builder.add(lanes.mix(h, 16, random.MIX32_A), key)
-            h = builder.lshr(lanes.mix(h, 13, random.MIX32_B), lanes.integers(8))
-            u = builder.sitofp(h, FLOATS)
+            u = lanes.uniform24(builder.add(lanes.load(counters, at, INTS), shift), key)
             node = lanes.integers(1)
             for level in range(levels):
                 # Nodes of one tree level fill whole registers, or lie in the first register.

@@ -43,65 +43,9 @@ def _signed(code, v, total):
 
 
 @inline
-def pick2(r, u, a0, a1, g0, g1, c0, c1, c2):
-    """Return the code after the last threshold that r exceeds.
-
-    A selection of codes that the compiler cannot know to be consecutive costs one instruction;
-    counting a comparison costs two.
-    """
-    c = c1 if r > a0 + u * g0 else c0
-    return c2 if r > a1 + u * g1 else c
-
-
-@inline
-def pick4(r, u, a0, a1, a2, a3, g0, g1, g2, g3, c0, c1, c2, c3, c4):
-    c = pick2(r, u, a0, a1, g0, g1, c0, c1, c2)
-    c = c3 if r > a2 + u * g2 else c
-    return c4 if r > a3 + u * g3 else c
-
-
-@inline
-def count_two(run, inverse, steps, offset, high, start, gap, ladder, total, part):
-    a0, a1, g0, g1 = start[0], start[1], gap[0], gap[1]
-    c0, c1, c2 = ladder[0], ladder[1], ladder[2]
-    for j in range(run.size):
-        r = np.abs(run[j]) * inverse
-        u = uniform24(np.uint32(steps[j] + offset), high)
-        part[j] = _signed(pick2(r, u, a0, a1, g0, g1, c0, c1, c2), run[j], total)
-
-
-@inline
-def count_four(run, inverse, steps, offset, high, start, gap, ladder, total, part):
-    a0, a1, a2, a3 = start[0], start[1], start[2], start[3]
-    g0, g1, g2, g3 = gap[0], gap[1], gap[2], gap[3]
-    c0, c1, c2, c3, c4 = ladder[0], ladder[1], ladder[2], ladder[3], ladder[4]
-    for j in range(run.size):
-        r = np.abs(run[j]) * inverse
-        u = uniform24(np.uint32(steps[j] + offset), high)
-        c = pick4(r, u, a0, a1, a2, a3, g0, g1, g2, g3, c0, c1, c2, c3, c4)
-        part[j] = _signed(c, run[j], total)
-
-
-@inline
-def count_eight(run, inverse, steps, offset, high, start, gap, ladder, total, part):
-    a0, a1, a2, a3 = start[0], start[1], start[2], start[3]
-    a4, a5, a6, a7 = start[4], start[5], start[6], start[7]
-    g0, g1, g2, g3 = gap[0], gap[1], gap[2], gap[3]
-    g4, g5, g6, g7 = gap[4], gap[5], gap[6], gap[7]
-    c0, c1, c2, c3, c4 = ladder[0], ladder[1], ladder[2], ladder[3], ladder[4]
-    c5, c6, c7, c8 = ladder[5], ladder[6], ladder[7], ladder[8]
-    for j in range(run.size):
-        r = np.abs(run[j]) * inverse
-        u = uniform24(np.uint32(steps[j] + offset), high)
-        c = pick4(r, u, a0, a1, a2, a3, g0, g1, g2, g3, c0, c1, c2, c3, c4)
-        c = pick4(r, u, a4, a5, a6, a7, g4, g5, g6, g7, c, c5, c6, c7, c8)
-        part[j] = _signed(c, run[j], total)
-
-
-@inline
-def count_few(run, inverse, steps, offset, high, start, gap, ladder, total, part):
-    """Compare with any number of thresholds, for a few coordinates."""
-    for j in range(run.size):
+def count_from(begin, run, inverse, steps, offset, high, start, gap, ladder, total, part):
+    """Compare with any number of thresholds, for a few coordinates from ``begin`` on."""
+    for j in range(begin, run.size):
         r = np.float32(np.abs(run[j]) * inverse)
         u = uniform24(np.uint32(steps[j] + offset), high)
         code = ladder[0]

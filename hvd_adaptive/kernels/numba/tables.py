@@ -20,9 +20,7 @@ from hvd_adaptive.kernels.tables import KernelTable
 # The rules of encoder.py, and the most thresholds that each serves. The arrays are padded to that
 # number; the search needs one entry beyond the last.
 _RULES = (
-    (2, encoder.COUNT_TWO),
-    (4, encoder.COUNT_FOUR),
-    (8, encoder.COUNT_EIGHT),
+    (8, encoder.COUNT),
     (16, encoder.COUNT_MANY),
     (129, encoder.SEARCH),
 )
@@ -136,6 +134,8 @@ def _prepared(table: KernelTable) -> tuple[Callable, tuple]:
     elif permute.FEWEST_THRESHOLDS <= table.thresholds <= permute.MOST_THRESHOLDS:
         rule, depth = encoder.PERMUTE, (table.thresholds - 1).bit_length()
         tree = permute.tables(table.lower, table.start, table.gap, depth)
+    elif rule == encoder.COUNT:
+        size = depth = table.thresholds
     start, gap = np.full(size, np.inf, np.float32), np.zeros(size, np.float32)
     lower = np.full(size, np.inf, np.float32)
     start[: table.thresholds], gap[: table.thresholds] = table.start, table.gap

@@ -15,7 +15,7 @@ from hvd_adaptive.base.errors import PayloadError
 from hvd_adaptive.codec.dithered_code import gaussian_code
 from hvd_adaptive.kernels import module
 from hvd_adaptive.kernels.dithered import CODED, most_bytes
-from hvd_adaptive.kernels.packing import packing_of
+from hvd_adaptive.kernels.packing import Packing, packing_of
 from hvd_adaptive.kernels.rice import most_words
 
 KEY, SEGMENT = (1 << 63) + 5, 256
@@ -133,3 +133,28 @@ def test_bare_codes_agree(alphabet: int):
             assert torch.equal(found, codes)
             with pytest.raises(ValueError, match="too short"):
                 module(reader, "codes").unpack(words[:-1], packing, found)
+
+
+@pytest.mark.parametrize("alphabet", (3, 7, 12, 23))
+def test_every_unit_is_split_into_its_codes(alphabet: int):
+    """The extreme units, those about powers of the alphabet, and forged ones of more codes."""
+    packing = packing_of(alphabet)
+    most, end = alphabet**packing.digits, 1 << packing.width
+    powers = [alphabet**digit for digit in range(packing.digits)]
+    units = [0, most - 1, *powers, *(power - 1 for power in powers), *(most - p for p in powers)]
+    units += np.random.default_rng(1).integers(0, most, 5000).tolist()
+    for at in range(0, len(units), 16):
+        lanes = np.zeros(16, np.uint32)
+        lanes[: len(units[at : at + 16])] = units[at : at + 16]
+        digits = lanes.astype(object)[None, :] // np.array(powers, object)[:, None] % alphabet
+        assert np.array_equal(unpacked(packing, lanes), digits.astype(np.uint8))
+    for unit in {most, end - 1} if most < end else ():
+        assert unpacked(packing, np.full(16, unit, np.uint32)).max() < alphabet
+
+
+def unpacked(packing: Packing, lanes: np.ndarray) -> np.ndarray:
+    """Return the codes of one row of units, (digits, 16)."""
+    codes = torch.empty(16 * packing.digits, dtype=torch.uint8)
+    words = torch.from_numpy(lanes.view(np.int32))
+    module("numba", "codes").unpack(words, packing, codes)
+    return codes.numpy().reshape(packing.digits, 16)
