@@ -25,8 +25,8 @@ from typing import Any, Protocol
 
 import torch
 
-# Seconds between two looks at collectives in flight.
-PAUSE = 0.001
+# Seconds between two looks at collectives in flight, and the same if the program waits for the end.
+PAUSE, LAST_PAUSE = 0.001, 0.00025
 # On Linux, threads have priorities of their own. If threads share a core, the program's thread goes
 # first: the backward pass determines when gradients arrive.
 NICENESS = 10
@@ -41,7 +41,13 @@ FIND_IT = (
 
 
 class Work(Protocol):
-    """Interface of a step that a worker advances."""
+    """Interface of a step that a worker advances.
+
+    Attributes:
+        flushed: The program waits for the step.
+    """
+
+    flushed: bool
 
     def advance(self) -> bool | None:
         """Do what can be done without waiting.
@@ -120,15 +126,18 @@ def _run(find_worker: weakref.ref[Worker], wake: threading.Event) -> None:
             wake.wait()
             wake.clear()
             done: bool | None = True
+            pause = PAUSE
             while done is not None:
                 if not done:
-                    wake.wait(PAUSE)
+                    wake.wait(pause)
                     wake.clear()
                 worker = find_worker()
                 if worker is None or worker._stopped:
                     return
                 step = worker._find()
-                done = None if step is None else step.advance()
+                done = None
+                if step is not None:
+                    done, pause = step.advance(), LAST_PAUSE if step.flushed else PAUSE
                 del worker, step  # the thread keeps neither while it sleeps
 
 

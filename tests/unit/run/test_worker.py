@@ -16,6 +16,8 @@ SECONDS = 20.0
 class Counting:
     """Work of so many turns."""
 
+    flushed = False
+
     def __init__(self, turns: int) -> None:
         self.left, self.done = turns, threading.Event()
 
