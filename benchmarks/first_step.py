@@ -23,9 +23,8 @@ from typing import Any
 
 from hvd_adaptive.tools.launch import MARK, Ranks, RanksError, send_result
 from hvd_adaptive.tools.methods import parse
-from hvd_adaptive.tools.output import console
+from hvd_adaptive.tools.output import Column, print_table
 from hvd_adaptive.tools.processes import Job
-from hvd_adaptive.tools.tables import Column, make_table
 
 METHODS = ("ALQ(bits=3)", "QSGD(bits=4)", "ECDQ(bits=2)")
 STEPS, SECONDS = 12, 300.0
@@ -51,9 +50,8 @@ def main(arguments: list[str] | None = None) -> int:
     columns = [Column("method", text=True), Column("ranks")]
     columns += [Column(f"{when}\nfirst step") for when in ("cold", "warm")]
     columns += [Column("slowest\nof the next"), Column("median\nof the next")]
-    out = console()
     caption = f"seconds of the slowest rank, medians of {args.launches} launches"
-    out.print(make_table(columns, rows, out.width, caption=caption), markup=False)
+    print_table(columns, rows, caption=caption)
     return 0
 
 

@@ -29,7 +29,7 @@ from rich.table import Table
 from hvd_adaptive.tools.launch import LAUNCHERS, RanksError, hints
 from hvd_adaptive.tools.methods import read, written
 from hvd_adaptive.tools.output import console, whole
-from hvd_adaptive.tools.plan import measure as measuring
+from hvd_adaptive.tools.plan.command import started
 from hvd_adaptive.tools.plan.model import Forecast, Job, Machine, predict
 
 SCHEMES = ("ALQ(bits=3)", "ECDQ(bits=2)", "QSGD(bits=8, norm='linf')")  # that are predicted
@@ -90,7 +90,7 @@ def constants(args: argparse.Namespace, hosts: int) -> Machine:
     """Return the constants for a number of hosts."""
     tell(f"constants for {hosts} hosts of {args.ranks_per_host} ranks")
     ranks = hosts * args.ranks_per_host
-    with measuring.started(args.schemes, ranks, args.launcher) as finish:
+    with started(args.schemes, ranks, args.launcher) as finish:
         return finish()
 
 

@@ -23,8 +23,7 @@ from tqdm import tqdm
 
 from hvd_adaptive.coding.payload import read_header
 from hvd_adaptive.tools.methods import Method, parse
-from hvd_adaptive.tools.output import console, whole
-from hvd_adaptive.tools.tables import Column, make_table
+from hvd_adaptive.tools.output import Column, print_table, whole
 
 METHODS = (
     "SignSGD()",
@@ -61,8 +60,7 @@ def main() -> int:
     cases = [(method, zeros) for method in parse(args.methods) for zeros in PATTERNS]
     rows = [row(*case, args.coordinates, args.rounds) for case in tqdm(cases)]
     columns = [Column(name, text=i < 2, least=12) for i, name in enumerate((*COLUMNS, *TIMES))]
-    out = console()
-    out.print(make_table(columns, rows, max(out.width, 130)))
+    print_table(columns, rows, least_width=130)
     return 0
 
 
