@@ -28,7 +28,7 @@ from rich.table import Table
 
 from hvd_adaptive.tools.launch import LAUNCHERS, RanksError, hints
 from hvd_adaptive.tools.methods import read, written
-from hvd_adaptive.tools.output import console, whole
+from hvd_adaptive.tools.output import console, script_parser, whole
 from hvd_adaptive.tools.plan.command import started
 from hvd_adaptive.tools.plan.model import Forecast, Job, Machine, predict
 
@@ -39,9 +39,7 @@ TARGET = 1.5
 
 def arguments() -> argparse.Namespace:
     """What the command line asks for."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = script_parser(__doc__)
     add = parser.add_argument
     add("--hosts", type=whole(2), nargs="+", default=[2, 4, 8])
     add("--ranks-per-host", type=whole(1), default=1)

@@ -34,7 +34,7 @@ from hvd_adaptive.codec.second_stage import MOST_BITS, default_bits, make_second
 from hvd_adaptive.coding.payload import read_header
 from hvd_adaptive.kernels.random import stream_key
 from hvd_adaptive.tools.methods import Method, parse
-from hvd_adaptive.tools.output import console, whole
+from hvd_adaptive.tools.output import console, script_parser, whole
 
 FEWEST_BITS = 3
 COLUMNS = ("method", "ranks", "second stage", "first error", "added", "error", "bits sent")
@@ -57,9 +57,7 @@ def main() -> int:
 
 
 def _options() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = script_parser(__doc__)
     parser.add_argument("--methods", nargs="+", default=["ALQ(bits=3|4)"])
     parser.add_argument("--ranks", nargs="+", type=whole(2), default=[2, 4, 8, 16])
     parser.add_argument("--model", default="resnet18", help="resnet18, resnet50 or lstm")

@@ -31,7 +31,7 @@ from laboratory.methods import Method
 from laboratory.tasks import TASKS, tuned
 from tqdm import tqdm
 
-from hvd_adaptive.tools.output import Column, print_table, whole
+from hvd_adaptive.tools.output import Column, print_table, script_parser, whole
 
 METHODS = (
     "ddp/float32",
@@ -53,9 +53,7 @@ Kept = dict[str, dict[int, Any]]
 
 def arguments() -> argparse.Namespace:
     """Read the command line."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = script_parser(__doc__)
     parser.add_argument("--task", choices=TASKS, default="mnist")
     parser.add_argument("--hosts", type=whole(2), default=4)
     parser.add_argument("--rate", default="100mbit", help="of each link, as tc writes it: 100mbit")

@@ -20,7 +20,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from hvd_adaptive.tools.launch import MARK, Ranks, RanksError, send_result
+from hvd_adaptive.tools.launch import Ranks, results, send_result
 from hvd_adaptive.tools.methods import parse
 from hvd_adaptive.tools.output import Column, print_table
 from hvd_adaptive.tools.processes import Job
@@ -86,11 +86,7 @@ def launched(plan: dict[str, Any], count: int) -> dict[str, Times]:
     ranks = Ranks(count)
     here = str(Path(__file__).resolve())
     command = ranks.command([sys.executable, here, "--plan", json.dumps(plan)])
-    job = Job(command, SECONDS, environment=ranks.environment() | CACHED)
-    if job.wait() != 0:
-        raise RanksError(f"{plan['case']}: ranks failed", job.text())
-    lines = (line.partition(MARK) for line in job.text().splitlines())
-    (found,) = [json.loads(result) for _, mark, result in lines if mark]
+    (found,) = results(Job(command, SECONDS, environment=ranks.environment() | CACHED))
     return found
 
 

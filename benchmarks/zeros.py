@@ -11,7 +11,6 @@ vector's own square.
 
 from __future__ import annotations
 
-import argparse
 import statistics
 import sys
 import time
@@ -23,7 +22,7 @@ from tqdm import tqdm
 
 from hvd_adaptive.coding.payload import read_header
 from hvd_adaptive.tools.methods import Method, parse
-from hvd_adaptive.tools.output import Column, print_table, whole
+from hvd_adaptive.tools.output import Column, print_table, script_parser, whole
 
 METHODS = (
     "SignSGD()",
@@ -49,9 +48,7 @@ TIMES = ("memcpy", "encode\nkept", "encode\nrounded", "decode\nkept", "decode\nr
 
 def main() -> int:
     """Measure and print."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = script_parser(__doc__)
     parser.add_argument("--methods", nargs="+", default=METHODS, metavar="METHOD")
     parser.add_argument("--coordinates", type=whole(1), default=4_000_000)
     parser.add_argument("--rounds", type=whole(1), default=15)

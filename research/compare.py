@@ -38,14 +38,12 @@ from compare_tasks import TASKS, cached_data
 from rich.console import Console
 from tqdm import tqdm
 
-from hvd_adaptive.tools.output import whole
+from hvd_adaptive.tools.output import script_parser, whole
 
 
 def make_parser() -> argparse.ArgumentParser:
     """The flags."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = script_parser(__doc__)
     what = parser.add_argument_group("what is compared")
     what.add_argument(
         "--task",

@@ -21,7 +21,7 @@ from defaults_runs import TASKS, Run
 from missing_runs import with_results
 
 from hvd_adaptive.tools.methods import parse
-from hvd_adaptive.tools.output import Column, print_table, whole
+from hvd_adaptive.tools.output import Column, print_table, script_parser, whole
 
 TABLE_TASK = "lenet"
 TEXT_TASKS = tuple(name for name in TASKS if name != TABLE_TASK)
@@ -29,9 +29,7 @@ TEXT_TASKS = tuple(name for name in TASKS if name != TABLE_TASK)
 
 def arguments(words: Sequence[str] | None) -> argparse.Namespace:
     """Read the command line."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = script_parser(__doc__)
     add = parser.add_argument
     add("--tasks", nargs="+", choices=TASKS, default=list(TASKS), metavar="TASK")
     add("--methods", nargs="+", default=METHODS, metavar="METHOD", help="of the texts' tasks")

