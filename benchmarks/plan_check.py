@@ -27,7 +27,7 @@ from laboratory.shapes import SIZES
 from rich.table import Table
 
 from hvd_adaptive.tools.launch import LAUNCHERS, RanksError, hints
-from hvd_adaptive.tools.methods import read, written
+from hvd_adaptive.tools.methods import read
 from hvd_adaptive.tools.output import console, script_parser, whole
 from hvd_adaptive.tools.plan.command import started
 from hvd_adaptive.tools.plan.model import Forecast, Job, Machine, predict
@@ -117,7 +117,7 @@ def predictions(
 def _text(prediction: Forecast) -> str:
     """The method with its exchange, as the laboratory reads it."""
     (method,) = read(prediction.method)
-    return written(method.name, {**method.keywords, "exchange": prediction.exchange})
+    return str(method.having(exchange=prediction.exchange))
 
 
 def compare(

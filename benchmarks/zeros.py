@@ -15,7 +15,6 @@ import statistics
 import sys
 import time
 from collections.abc import Callable
-from dataclasses import replace
 
 import torch
 from tqdm import tqdm
@@ -71,7 +70,7 @@ def row(method: Method, zeros: str, coordinates: int, rounds: int) -> list[str]:
     actions: list[Callable[[], object]] = [lambda: copy.copy_(flat)]
     bits, errors, decoders = [], [], []
     for keep in (True, False):
-        scheme = replace(method, keywords={**method.keywords, "keep_zeros": keep}).scheme()
+        scheme = method.having(keep_zeros=keep).scheme()
         if hasattr(scheme, "fit"):
             scheme.fit(flat[:1_000_000])
         codec, payload = scheme.parts.default, scheme.encode(flat, seed=1)

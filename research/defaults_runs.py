@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import re
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -125,7 +125,7 @@ class Run(KeptRun):
         (method,) = read(self.method)
         if not method.is_scheme:
             return None
-        return replace(method, keywords={**method.keywords, "seed": self.seed}).scheme()
+        return method.having(seed=self.seed).scheme()
 
     def execute(self, folder: Path) -> None:
         """Train, and write the records."""

@@ -110,10 +110,9 @@ def _coded(made: dict[str, Any], codings: Sequence[str]) -> dict[str, Any]:
     for coding, (label, scheme) in itertools.product(codings, made.items()):
         if coding != "fixed" and coding in scheme.parts.default.codings:
             (method,) = read(label)
-            own = {**method.keywords, "coding": coding}
             keywords = keywords_of(scheme) | {"coding": coding}
             with contextlib.suppress(ValueError):  # tables that this coder does not code
-                again[written(method.name, own)] = type(scheme)(**keywords)
+                again[str(method.having(coding=coding))] = type(scheme)(**keywords)
     return again
 
 

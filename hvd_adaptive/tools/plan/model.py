@@ -10,7 +10,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from hvd_adaptive.tools.methods import STOCK, read, written
+from hvd_adaptive.tools.methods import STOCK, read
 from hvd_adaptive.transport.world import MOST_DIRECT
 
 # Part of a link's rate that Open MPI's rings of three or more ranks reach, and all other messages:
@@ -164,7 +164,7 @@ def in_script(prediction: Forecast) -> str:
     if prediction.method in STOCK:
         return f"hvd.Compression.{STOCK[prediction.method]}"
     (method,) = read(prediction.method)
-    return written(method.name, {**method.keywords, "exchange": prediction.exchange})
+    return str(method.having(exchange=prediction.exchange))
 
 
 def milliseconds(seconds: float) -> str:
