@@ -13,7 +13,6 @@ step that compresses nothing.
 from __future__ import annotations
 
 import argparse
-import json
 import statistics
 import sys
 import tempfile
@@ -21,11 +20,10 @@ import time
 from pathlib import Path
 from typing import Any
 
-from hvd_adaptive.tools.launch import MARK, Ranks, RanksError, send_result
+from hvd_adaptive.tools.launch import Ranks, results, send_result
 from hvd_adaptive.tools.methods import parse
-from hvd_adaptive.tools.output import console
+from hvd_adaptive.tools.output import Column, print_table
 from hvd_adaptive.tools.processes import Job
-from hvd_adaptive.tools.tables import Column, make_table
 
 METHODS = ("ALQ(bits=3)", "QSGD(bits=4)", "ECDQ(bits=2)")
 STEPS, SECONDS = 12, 300.0
@@ -51,9 +49,8 @@ def main(arguments: list[str] | None = None) -> int:
     columns = [Column("method", text=True), Column("ranks")]
     columns += [Column(f"{when}\nfirst step") for when in ("cold", "warm")]
     columns += [Column("slowest\nof the next"), Column("median\nof the next")]
-    out = console()
     caption = f"seconds of the slowest rank, medians of {args.launches} launches"
-    out.print(make_table(columns, rows, out.width, caption=caption), markup=False)
+    print_table(columns, rows, caption=caption)
     return 0
 
 
@@ -84,11 +81,7 @@ def launched(method: str, count: int, folder: str) -> list[float]:
     ranks = Ranks(count)
     command = ranks.command([sys.executable, str(Path(__file__).resolve()), "--rank", method])
     own = {"NUMBA_CACHE_DIR": folder}
-    job = Job(command, SECONDS, environment=ranks.environment() | own)
-    if job.wait() != 0:
-        raise RanksError(f"{method}: ranks failed", job.text())
-    lines = (line.partition(MARK) for line in job.text().splitlines())
-    found = [json.loads(result) for _, mark, result in lines if mark]
+    found = results(Job(command, SECONDS, environment=ranks.environment() | own))
     return [max(steps) for steps in zip(*found, strict=True)]
 
 

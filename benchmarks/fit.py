@@ -18,11 +18,10 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 import numpy as np
 import torch
-from rich.console import Console
-from rich.table import Table
 from tqdm import tqdm
 
 from hvd_adaptive import ALQ
+from hvd_adaptive.tools.output import Column, print_table
 
 RANKS, BUCKET = 4, 8192
 CASES = [(3, 20), (4, 20), (8, 20), (3, 350), (8, 350)]
@@ -46,9 +45,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=5)
     args = parser.parse_args()
     torch.set_num_threads(1)
-    table = Table(title=f"one update, {RANKS} ranks, bucket {BUCKET}, median of {args.rounds}")
-    for column in ("bits", "samples a rank", "statistics", "solver", "ms"):
-        table.add_column(column, justify="right")
+    rows = []
     cases = [
         (bits, samples, kind, solver)
         for bits, samples in CASES
@@ -64,8 +61,10 @@ def main() -> None:
             scheme.parts.default.refit(vectors)
             times.append(time.perf_counter() - begin)
         milliseconds = 1e3 * statistics.median(times[1:])
-        table.add_row(str(bits), str(samples), kind, solver, f"{milliseconds:.1f}")
-    Console().print(table)
+        rows.append((str(bits), str(samples), kind, solver, f"{milliseconds:.1f}"))
+    columns = [*map(Column, ("bits", "samples a rank", "statistics", "solver", "ms"))]
+    title = f"one update, {RANKS} ranks, bucket {BUCKET}, median of {args.rounds}"
+    print_table(columns, rows, title=title)
 
 
 if __name__ == "__main__":

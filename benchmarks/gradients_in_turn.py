@@ -19,12 +19,11 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 import numpy as np
 import torch
-from rich.console import Console
-from rich.table import Table
 from tqdm import tqdm
 
 from hvd_adaptive.simulate import Ranks
 from hvd_adaptive.tools.methods import Method, parse
+from hvd_adaptive.tools.output import Column, print_table
 
 RANKS = 2
 METHODS = [
@@ -94,13 +93,11 @@ def main() -> None:
     parser.add_argument("--methods", nargs="+", default=METHODS)
     args = parser.parse_args()
     torch.set_num_threads(1)
-    table = Table(title=f"relative errors of two kinds in turn, after {args.steps} steps")
-    for column in ("method", "networks", *KINDS, *(f"{kind} alone" for kind in KINDS)):
-        table.add_column(column, justify="left" if column == "method" else "right")
     cases = [(method, networks) for method in parse(args.methods) for networks in NETWORKS]
-    for method, networks in tqdm(cases):
-        table.add_row(*row(method, networks, args.steps, args.coordinates))
-    Console().print(table)
+    rows = [row(*case, args.steps, args.coordinates) for case in tqdm(cases)]
+    names = ("networks", *KINDS, *(f"{kind} alone" for kind in KINDS))
+    title = f"relative errors of two kinds in turn, after {args.steps} steps"
+    print_table([Column("method", text=True), *map(Column, names)], rows, title=title)
 
 
 if __name__ == "__main__":

@@ -25,19 +25,19 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
+from laboratory.curves import half
 from laboratory.files import write_json
 from laboratory.tasks import TASKS
 from rich.console import Console
 from rich.table import Table
-from scipy import stats
 from torch.nn.parallel import DistributedDataParallel
 from tqdm import tqdm
 
 from hvd_adaptive import ALQ, EDEN, LocalSGD
 from hvd_adaptive.ddp import CompressionState, compression_hook
-from hvd_adaptive.tools.output import whole
+from hvd_adaptive.tools.output import script_parser, whole
 
-RANKS, EVERY, TASK, CONFIDENCE = 2, 7, TASKS["characters"], 0.95
+RANKS, EVERY, TASK = 2, 7, TASKS["characters"]
 LOCAL = "LocalSGD"
 METHODS = {
     LOCAL: f"LocalSGD(every={EVERY}, momentum=0.9, lr=0.7), ALQ(bits=4, symmetric=True)",
@@ -121,10 +121,8 @@ def show(found: dict[str, list[float]], args: argparse.Namespace) -> None:
         differences = [a - b for a, b in zip(own, base, strict=True)]
         cells = "-"
         if method != LOCAL and args.seeds > 1:
-            error = statistics.stdev(differences) / args.seeds**0.5
-            half = float(stats.t.ppf((1 + CONFIDENCE) / 2, args.seeds - 1)) * error
-            mean = statistics.fmean(differences)
-            cells = f"{mean:+.3f} ({mean - half:+.3f} to {mean + half:+.3f})"
+            mean, width = statistics.fmean(differences), half(differences)
+            cells = f"{mean:+.3f} ({mean - width:+.3f} to {mean + width:+.3f})"
         sent = statistics.fmean(values(method, 1))
         table.add_row(label, f"{sent:.2f}", f"{statistics.fmean(own):.3f}", cells)
     Console(width=max(110, Console().width)).print(table)
@@ -132,9 +130,7 @@ def show(found: dict[str, list[float]], args: argparse.Namespace) -> None:
 
 def main() -> int:
     """Train what is missing, and print."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = script_parser(__doc__)
     parser.add_argument("--steps", type=whole(EVERY), default=119)
     parser.add_argument("--seeds", type=whole(1), default=5)
     parser.add_argument("--keep", metavar="FILE", help="results, kept for another call")

@@ -25,7 +25,7 @@ from rich.console import Console
 from rich.table import Table
 from tqdm import tqdm
 
-from hvd_adaptive.tools.output import whole
+from hvd_adaptive.tools.output import script_parser, whole
 
 METHODS = (
     "ddp/float32",
@@ -44,9 +44,7 @@ COLUMNS = ("method", "backward", "exchange", "both", "both / larger", "hidden")
 
 def arguments() -> argparse.Namespace:
     """Read the command line."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = script_parser(__doc__)
     parser.add_argument("--hosts", type=whole(2), nargs="+", default=[2, 4])
     parser.add_argument("--models", choices=SIZES, nargs="+", default=["resnet18"])
     parser.add_argument("--rate", default="1gbit", help="of each link, as tc writes it: 1gbit")

@@ -27,9 +27,9 @@ from laboratory.shapes import SIZES
 from rich.table import Table
 
 from hvd_adaptive.tools.launch import LAUNCHERS, RanksError, hints
-from hvd_adaptive.tools.methods import read, written
-from hvd_adaptive.tools.output import console, whole
-from hvd_adaptive.tools.plan import measure as measuring
+from hvd_adaptive.tools.methods import read
+from hvd_adaptive.tools.output import console, script_parser, whole
+from hvd_adaptive.tools.plan.command import started
 from hvd_adaptive.tools.plan.model import Forecast, Job, Machine, predict
 
 SCHEMES = ("ALQ(bits=3)", "ECDQ(bits=2)", "QSGD(bits=8, norm='linf')")  # that are predicted
@@ -39,9 +39,7 @@ TARGET = 1.5
 
 def arguments() -> argparse.Namespace:
     """What the command line asks for."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = script_parser(__doc__)
     add = parser.add_argument
     add("--hosts", type=whole(2), nargs="+", default=[2, 4, 8])
     add("--ranks-per-host", type=whole(1), default=1)
@@ -90,7 +88,7 @@ def constants(args: argparse.Namespace, hosts: int) -> Machine:
     """Return the constants for a number of hosts."""
     tell(f"constants for {hosts} hosts of {args.ranks_per_host} ranks")
     ranks = hosts * args.ranks_per_host
-    with measuring.started(args.schemes, ranks, args.launcher) as finish:
+    with started(args.schemes, ranks, args.launcher) as finish:
         return finish()
 
 
@@ -119,7 +117,7 @@ def predictions(
 def _text(prediction: Forecast) -> str:
     """The method with its exchange, as the laboratory reads it."""
     (method,) = read(prediction.method)
-    return written(method.name, {**method.keywords, "exchange": prediction.exchange})
+    return str(method.having(exchange=prediction.exchange))
 
 
 def compare(

@@ -25,7 +25,6 @@ from typing import Any
 import torch
 from laboratory.gradients import gradients
 from laboratory.shapes import read_shapes
-from rich.table import Table
 from tqdm import tqdm
 
 from hvd_adaptive.base.streams import Use
@@ -34,7 +33,7 @@ from hvd_adaptive.codec.second_stage import MOST_BITS, default_bits, make_second
 from hvd_adaptive.coding.payload import read_header
 from hvd_adaptive.kernels.random import stream_key
 from hvd_adaptive.tools.methods import Method, parse
-from hvd_adaptive.tools.output import console, whole
+from hvd_adaptive.tools.output import Column, print_table, script_parser, whole
 
 FEWEST_BITS = 3
 COLUMNS = ("method", "ranks", "second stage", "first error", "added", "error", "bits sent")
@@ -57,9 +56,7 @@ def main() -> int:
 
 
 def _options() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = script_parser(__doc__)
     parser.add_argument("--methods", nargs="+", default=["ALQ(bits=3|4)"])
     parser.add_argument("--ranks", nargs="+", type=whole(2), default=[2, 4, 8, 16])
     parser.add_argument("--model", default="resnet18", help="resnet18, resnet50 or lstm")
@@ -117,12 +114,12 @@ def _square(values: torch.Tensor) -> float:
 
 
 def _print(rows: list[dict[str, Any]]) -> None:
-    table = Table(*COLUMNS)
-    for row in rows:
-        table.add_row(
-            *(f"{v:.3f}" if isinstance(v, float) else str(v) for v in map(row.get, COLUMNS))
-        )
-    console().print(table)
+    table = [[_cell(row[name]) for name in COLUMNS] for row in rows]
+    print_table([Column(name, text=True) for name in COLUMNS], table)
+
+
+def _cell(value: Any) -> str:
+    return f"{value:.3f}" if isinstance(value, float) else str(value)
 
 
 if __name__ == "__main__":

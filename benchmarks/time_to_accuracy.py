@@ -31,8 +31,7 @@ from laboratory.methods import Method
 from laboratory.tasks import TASKS, tuned
 from tqdm import tqdm
 
-from hvd_adaptive.tools.output import console, whole
-from hvd_adaptive.tools.tables import Column, make_table
+from hvd_adaptive.tools.output import Column, print_table, script_parser, whole
 
 METHODS = (
     "ddp/float32",
@@ -54,9 +53,7 @@ Kept = dict[str, dict[int, Any]]
 
 def arguments() -> argparse.Namespace:
     """Read the command line."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = script_parser(__doc__)
     parser.add_argument("--task", choices=TASKS, default="mnist")
     parser.add_argument("--hosts", type=whole(2), default=4)
     parser.add_argument("--rate", default="100mbit", help="of each link, as tc writes it: 100mbit")
@@ -212,11 +209,10 @@ def show(kept: Kept, baseline: str, args: argparse.Namespace, steps: int) -> Non
     columns = [Column("method", text=True), Column("ms\na step"), Column(f"final\n{task.quality}")]
     columns += [Column(f"after {steps} steps minus\n{baseline} (95 %)")]
     columns += [Column("seeds that\nreach it"), Column("seconds"), Column("times as fast\n(95 %)")]
-    out = console()
     title = f"{args.task}: {steps} steps on {args.hosts} hosts at {args.rate}"
     whose = "each seed's" if paired else "mean"
     caption = f"target: {whose} {task.quality} of {baseline} after {steps} steps; rate {task.rate}"
-    out.print(make_table(columns, rows, out.width, title=title, caption=caption), markup=False)
+    print_table(columns, rows, title=title, caption=caption)
 
 
 def tune(args: argparse.Namespace, steps: int) -> None:
@@ -225,8 +221,7 @@ def tune(args: argparse.Namespace, steps: int) -> None:
     for rate in task.rates:
         found = [tuned(task, rate, seed, steps, args.hosts) for seed in range(args.seeds)]
         rows.append((f"{rate:g}", f"{statistics.fmean(found):.4f}"))
-    out = console()
-    out.print(make_table([Column("rate"), Column(task.quality)], rows, out.width), markup=False)
+    print_table([Column("rate"), Column(task.quality)], rows)
 
 
 if __name__ == "__main__":

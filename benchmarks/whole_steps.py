@@ -20,11 +20,10 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from hvd_adaptive.tools.launch import MARK, Ranks, RanksError, send_result
+from hvd_adaptive.tools.launch import Ranks, results, send_result
 from hvd_adaptive.tools.methods import parse
-from hvd_adaptive.tools.output import console
+from hvd_adaptive.tools.output import Column, print_table
 from hvd_adaptive.tools.processes import Job
-from hvd_adaptive.tools.tables import Column, make_table
 
 CASES = ("500x2000", "2000x200", "5000x100", "conv")
 METHODS = ("float32", "float16", "ALQ(bits=3)", "ALQ(bits=3, tuning=Tuning(worker=False))")
@@ -56,9 +55,8 @@ def main(arguments: list[str] | None = None) -> int:
     for case in args.cases:
         plan = {"case": case, "methods": list(args.methods), "turns": args.turns}
         rows += rows_of(case, launched(plan, args.ranks))
-    out = console()
     caption = f"{args.ranks} ranks; ratios to {BASELINE}"
-    out.print(make_table(columns, rows, out.width, caption=caption), markup=False)
+    print_table(columns, rows, caption=caption)
     return 0
 
 
@@ -88,11 +86,7 @@ def launched(plan: dict[str, Any], count: int) -> dict[str, Times]:
     ranks = Ranks(count)
     here = str(Path(__file__).resolve())
     command = ranks.command([sys.executable, here, "--plan", json.dumps(plan)])
-    job = Job(command, SECONDS, environment=ranks.environment() | CACHED)
-    if job.wait() != 0:
-        raise RanksError(f"{plan['case']}: ranks failed", job.text())
-    lines = (line.partition(MARK) for line in job.text().splitlines())
-    (found,) = [json.loads(result) for _, mark, result in lines if mark]
+    (found,) = results(Job(command, SECONDS, environment=ranks.environment() | CACHED))
     return found
 
 

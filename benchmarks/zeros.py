@@ -11,20 +11,17 @@ vector's own square.
 
 from __future__ import annotations
 
-import argparse
 import statistics
 import sys
 import time
 from collections.abc import Callable
-from dataclasses import replace
 
 import torch
 from tqdm import tqdm
 
 from hvd_adaptive.coding.payload import read_header
 from hvd_adaptive.tools.methods import Method, parse
-from hvd_adaptive.tools.output import console, whole
-from hvd_adaptive.tools.tables import Column, make_table
+from hvd_adaptive.tools.output import Column, print_table, script_parser, whole
 
 METHODS = (
     "SignSGD()",
@@ -50,9 +47,7 @@ TIMES = ("memcpy", "encode\nkept", "encode\nrounded", "decode\nkept", "decode\nr
 
 def main() -> int:
     """Measure and print."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = script_parser(__doc__)
     parser.add_argument("--methods", nargs="+", default=METHODS, metavar="METHOD")
     parser.add_argument("--coordinates", type=whole(1), default=4_000_000)
     parser.add_argument("--rounds", type=whole(1), default=15)
@@ -61,8 +56,7 @@ def main() -> int:
     cases = [(method, zeros) for method in parse(args.methods) for zeros in PATTERNS]
     rows = [row(*case, args.coordinates, args.rounds) for case in tqdm(cases)]
     columns = [Column(name, text=i < 2, least=12) for i, name in enumerate((*COLUMNS, *TIMES))]
-    out = console()
-    out.print(make_table(columns, rows, max(out.width, 130)))
+    print_table(columns, rows, least_width=130)
     return 0
 
 
@@ -76,7 +70,7 @@ def row(method: Method, zeros: str, coordinates: int, rounds: int) -> list[str]:
     actions: list[Callable[[], object]] = [lambda: copy.copy_(flat)]
     bits, errors, decoders = [], [], []
     for keep in (True, False):
-        scheme = replace(method, keywords={**method.keywords, "keep_zeros": keep}).scheme()
+        scheme = method.having(keep_zeros=keep).scheme()
         if hasattr(scheme, "fit"):
             scheme.fit(flat[:1_000_000])
         codec, payload = scheme.parts.default, scheme.encode(flat, seed=1)

@@ -27,8 +27,8 @@ from scipy import stats
 
 from hvd_adaptive.simulate import Ranks as SimulatedRanks
 from hvd_adaptive.tools.launch import Ranks, RanksError, available
+from hvd_adaptive.tools.output import Column, make_table
 from hvd_adaptive.tools.processes import Job
-from hvd_adaptive.tools.tables import Column, make_table
 
 SCRIPT = Path(__file__).with_name("mnist.py")
 FORWARDED = ("batch_size", "test_batch_size", "epochs", "lr", "momentum", "seed", "test_interval")

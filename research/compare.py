@@ -38,12 +38,12 @@ from compare_tasks import TASKS, cached_data
 from rich.console import Console
 from tqdm import tqdm
 
+from hvd_adaptive.tools.output import script_parser, whole
+
 
 def make_parser() -> argparse.ArgumentParser:
     """The flags."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = script_parser(__doc__)
     what = parser.add_argument_group("what is compared")
     what.add_argument(
         "--task",
@@ -61,13 +61,13 @@ def make_parser() -> argparse.ArgumentParser:
         metavar="METHOD",
         help=f"of {', '.join(METHODS)} (all)",
     )
-    what.add_argument("--seeds", type=_positive, default=20, help="paired runs of each (20)")
-    what.add_argument("--workers", type=_positive, default=4)
-    what.add_argument("--bits", type=_positive, default=3)
-    what.add_argument("--bucket-size", type=_positive, default=8192)
+    what.add_argument("--seeds", type=whole(1), default=20, help="paired runs of each (20)")
+    what.add_argument("--workers", type=whole(1), default=4)
+    what.add_argument("--bits", type=whole(1), default=3)
+    what.add_argument("--bucket-size", type=whole(1), default=8192)
     length = what.add_mutually_exclusive_group()
-    length.add_argument("--steps", type=_positive, help="of a run (the task's own)")
-    length.add_argument("--epochs", type=_positive, help="the same in passes over the data")
+    length.add_argument("--steps", type=whole(1), help="of a run (the task's own)")
+    length.add_argument("--epochs", type=whole(1), help="the same in passes over the data")
     what.add_argument("--rate", type=float, help="learning rate (the task's own)")
     what.add_argument(
         "--sweeps",
@@ -89,7 +89,7 @@ def make_parser() -> argparse.ArgumentParser:
 
     how = parser.add_argument_group("output")
     how.add_argument("--output-dir", type=Path, default=Path("runs/compare"))
-    how.add_argument("--jobs", type=_positive, default=1, help="processes, one thread each (1)")
+    how.add_argument("--jobs", type=whole(1), default=1, help="processes, one thread each (1)")
     how.add_argument("--figures", type=Path, metavar="DIR", help="draw the figures there")
     how.add_argument(
         "--results",
@@ -98,12 +98,6 @@ def make_parser() -> argparse.ArgumentParser:
         help="write a page in Markdown, with figures and all sweeps",
     )
     return parser
-
-
-def _positive(text: str) -> int:
-    if not text.isdecimal() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"{text!r}: must be an integer >= 1")
-    return int(text)
 
 
 def main() -> int | str:

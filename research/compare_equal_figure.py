@@ -6,14 +6,11 @@ import re
 from collections.abc import Mapping
 from pathlib import Path
 
-import matplotlib
-
-matplotlib.use("Agg")
 import matplotlib.pyplot as plt
 import numpy as np
 from compare_figures import save
 from compare_scores import Scores
-from ticks import PLAIN
+from drawing import PLAIN, legend
 
 # Colour, marker; those of one family are joined by a line, from few bits to many.
 FAMILIES = {
@@ -92,8 +89,7 @@ def against_bits(scores: Mapping[str, Scores], path: Path) -> None:
     grid[0][0].set_yticks([tick for tick in TICKS if shown[0] <= tick <= shown[1]])
     grid[0][0].set_ylim(shown)
     grid[0][0].set_ylabel("accuracy deficit to SuperSGD, points")
-    handles, labels = grid[0][0].get_legend_handles_labels()
-    figure.legend(handles, labels, loc="outside upper center", ncols=7, fontsize=9, frameon=False)
+    legend(figure, grid[0][:1], 7)
     save(figure, path)
 
 

@@ -7,16 +7,13 @@ import math
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
-import matplotlib
-
-matplotlib.use("Agg")
 import matplotlib.pyplot as plt
 import numpy as np
+from drawing import PLAIN, legend, show_legend
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import LogLocator, NullFormatter
 from PIL import Image
-from ticks import PLAIN
 
 from hvd_adaptive.simulate import Records, Result
 
@@ -60,14 +57,7 @@ def _legend(figure: Figure, axes: Iterable[Axes]) -> None:
     for each in axes:
         found |= dict(zip(*reversed(each.get_legend_handles_labels()), strict=True))
     ordered = {name: found[name] for name in STYLES if name in found} or found
-    figure.legend(
-        ordered.values(),
-        ordered.keys(),
-        loc="outside upper center",
-        ncols=math.ceil(len(ordered) / 2),
-        fontsize=9,
-        frameon=False,
-    )
+    show_legend(figure, ordered, math.ceil(len(ordered) / 2))
 
 
 def _style(method: str) -> dict[str, str]:
@@ -256,6 +246,5 @@ def fits(histories: Mapping[str, Mapping[str, np.ndarray]], path: Path) -> None:
         axes.set_title(title)
         axes.set_xlabel("1 + sweeps or steps")
     panels[0].set_ylabel("objective, per coordinate")
-    handles, names = panels[0].get_legend_handles_labels()
-    figure.legend(handles, names, loc="outside upper center", ncols=3, fontsize=9, frameon=False)
+    legend(figure, panels[:1], 3)
     save(figure, path)

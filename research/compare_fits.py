@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 from compare_tasks import TASKS, cached_data
+from kept_run import KeptRun
 
 from hvd_adaptive import simulate
 from hvd_adaptive.adapt.statistics import HistogramStatistic
@@ -24,9 +25,11 @@ from hvd_adaptive.levels.multiplier import multiplier_gradient
 
 
 @dataclass(frozen=True)
-class Fits:
+class Fits(KeptRun):
     """Fits to the gradient of one seed's training. Rows (objective, fit, sweep, value):
     the objective after each sweep or step of each solver from each start."""
+
+    reads = simulate.Records.read
 
     task: str
     bits: int
@@ -37,14 +40,6 @@ class Fits:
         """The file of its records."""
         return folder / self.task / f"fits-{self.bits}b-{self.bucket_size}d-{self.seed}.csv"
 
-    def load(self, folder: Path) -> simulate.Records | None:
-        """Its records, if they are on disk and were made with the same settings."""
-        try:
-            records = simulate.Records.read(self.path(folder))
-        except (OSError, ValueError):
-            return None
-        return records if records.settings.get("run") == asdict(self) else None
-
     def execute(self, folder: Path) -> None:
         """Fit, and write the records."""
         histories = fit_histories(self.task, self.bits, self.bucket_size, self.seed)
@@ -54,7 +49,7 @@ class Fits:
             for fit, values in fits.items()
             for sweep, value in enumerate(values)
         ]
-        simulate.Records({"run": asdict(self)}, rows).write(self.path(folder))
+        simulate.Records({"run": self.settings}, rows).write(self.path(folder))
 
 
 def histories_of(records: simulate.Records) -> dict[str, dict[str, np.ndarray]]:

@@ -79,8 +79,7 @@ def write_page(args: argparse.Namespace, outcomes: list[Outcome]) -> None:
         *_variance_section(args, on_path, images),
         FIGURES.format(images=images, curve_seeds=CURVE_SEEDS),
     ]
-    args.results.parent.mkdir(parents=True, exist_ok=True)
-    args.results.write_text(verdicts.page(parts), encoding="utf-8")
+    verdicts.write_page(args.results, parts)
 
 
 INTRODUCTION = """# Results

@@ -13,6 +13,7 @@ import torch
 from compare_methods import METHODS, update_steps
 from compare_papers import ALL_METHODS
 from compare_tasks import TASKS, Task, cached_data, schedule
+from kept_run import KeptRun
 
 from hvd_adaptive import simulate
 
@@ -27,7 +28,7 @@ TOLD_LOSS = 1000
 
 
 @dataclass(frozen=True)
-class Run:
+class Run(KeptRun):
     """One training run. The same seed gives all methods the same initial weights, and all of the
     same number of workers the same minibatches."""
 
@@ -81,14 +82,6 @@ class Run:
         """The task, at the rate of this method."""
         task = TASKS[self.task]
         return replace(task, rate=task.rate * ALL_METHODS[self.method].rate)
-
-    def load(self, folder: Path) -> simulate.Result | None:
-        """Its records, if they are on disk and were made with the same settings."""
-        try:
-            result = simulate.Result.read(self.path(folder))
-        except (OSError, KeyError, ValueError):
-            return None
-        return result if result.settings.get("run") == self.settings else None
 
     def execute(self, folder: Path) -> None:
         """Train, and write the records."""

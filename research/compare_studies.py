@@ -13,6 +13,7 @@ from compare_fits import Fits
 from compare_papers import ALL_METHODS, NUQSGD_TRIO, PAPER_METHODS, PAPER_TASKS
 from compare_runs import Outcome, Run
 from compare_tasks import TASKS, cached_data, schedule
+from kept_run import KeptRun
 
 from hvd_adaptive import simulate
 
@@ -155,8 +156,10 @@ def moments(steps: int) -> list[int]:
 
 
 @dataclass(frozen=True)
-class Trajectory:
+class Trajectory(KeptRun):
     """Variance of all methods along one task's float32 SGD, from one seed's weights."""
+
+    reads = simulate.Records.read
 
     task: str
     methods: tuple[str, ...]
@@ -176,14 +179,6 @@ class Trajectory:
         """As Run.settings."""
         run = Run(self.task, "SGD", self.seed, steps=self.steps)
         return run.settings | {"methods": list(self.methods)}
-
-    def load(self, folder: Path) -> simulate.Records | None:
-        """As Run.load."""
-        try:
-            records = simulate.Records.read(self.path(folder))
-        except (OSError, ValueError):
-            return None
-        return records if records.settings.get("run") == self.settings else None
 
     def execute(self, folder: Path) -> None:
         """As Run.execute."""

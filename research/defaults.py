@@ -21,8 +21,7 @@ from defaults_runs import TASKS, Run
 from missing_runs import with_results
 
 from hvd_adaptive.tools.methods import parse
-from hvd_adaptive.tools.output import console, whole
-from hvd_adaptive.tools.tables import Column, make_table
+from hvd_adaptive.tools.output import Column, print_table, script_parser, whole
 
 TABLE_TASK = "lenet"
 TEXT_TASKS = tuple(name for name in TASKS if name != TABLE_TASK)
@@ -30,9 +29,7 @@ TEXT_TASKS = tuple(name for name in TASKS if name != TABLE_TASK)
 
 def arguments(words: Sequence[str] | None) -> argparse.Namespace:
     """Read the command line."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = script_parser(__doc__)
     add = parser.add_argument
     add("--tasks", nargs="+", choices=TASKS, default=list(TASKS), metavar="TASK")
     add("--methods", nargs="+", default=METHODS, metavar="METHOD", help="of the texts' tasks")
@@ -63,12 +60,11 @@ def main(words: Sequence[str] | None = None) -> int:
     args = arguments(words)
     jobs = {task: runs_of(args, task) for task in args.tasks}
     found = with_results(jobs, args.output_dir, args.jobs)
-    out = console()
     tables = {}
     for task, results in found.items():
         tables[task] = window_rows(results) if task == TABLE_TASK else rows(results)
         columns = [Column(name, text=not i, least=12) for i, name in enumerate(headings(results))]
-        out.print(make_table(columns, tables[task], out.width, title=TASKS[task].title))
+        print_table(columns, tables[task], title=TASKS[task].title)
     if args.page:
         given = sys.argv[1:] if words is None else words
         command = shlex.join(["python", "research/defaults.py", *given])

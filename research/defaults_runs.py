@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import re
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +12,7 @@ import torch
 import torch.nn.functional as F
 from compare_tasks import Data, mnist
 from from_examples import LeNet
+from kept_run import KeptRun
 from torch import nn
 
 from hvd_adaptive import simulate
@@ -101,7 +102,7 @@ def data_of(task: Task) -> tuple[Data, Data]:
 
 
 @dataclass(frozen=True)
-class Run:
+class Run(KeptRun):
     """A training run. Equal seeds start from equal weights, and see equal batches."""
 
     task: str
@@ -119,20 +120,12 @@ class Run:
         """Return what its records must have been made with to be used again."""
         return asdict(self) | asdict(TASKS[self.task]) | {"batch": BATCH}
 
-    def load(self, folder: Path) -> simulate.Result | None:
-        """Return its records, if they are on disk and were made with the same settings."""
-        try:
-            result = simulate.Result.read(self.path(folder))
-        except (OSError, KeyError, ValueError):
-            return None
-        return result if result.settings.get("run") == self.settings else None
-
     def compressor(self) -> Any:
         """Return the method's compressor, or None for float32."""
         (method,) = read(self.method)
         if not method.is_scheme:
             return None
-        return replace(method, keywords={**method.keywords, "seed": self.seed}).scheme()
+        return method.having(seed=self.seed).scheme()
 
     def execute(self, folder: Path) -> None:
         """Train, and write the records."""

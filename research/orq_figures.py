@@ -5,17 +5,14 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-import matplotlib
-
-matplotlib.use("Agg")
 import matplotlib.pyplot as plt
 import numpy as np
+from drawing import PLAIN, legend, save
 from matplotlib.figure import Figure
 from matplotlib.ticker import NullFormatter
 from orq_methods import BUCKET, BY_LEVELS, FULL, SIZED
 from orq_training import Training
-from qcs_figures import Made, legend
-from ticks import PLAIN
+from qcs_figures import Made, curve
 
 # Okabe and Ito's colours: evenly spaced levels, quantiles, optimised; then those of two levels.
 FAMILIES = {
@@ -33,7 +30,6 @@ SMOOTHED = 9
 
 def draw(made: Made, folder: Path) -> None:
     """All figures, as PNGs in ``folder``."""
-    folder.mkdir(parents=True, exist_ok=True)
     figures = {
         "orq_histograms": histograms(made["histograms"][0][1]),
         "orq_error": errors(made["training"]),
@@ -41,8 +37,7 @@ def draw(made: Made, folder: Path) -> None:
         "orq_buckets": buckets(made["training"]),
     }
     for name, figure in figures.items():
-        figure.savefig(folder / f"{name}.png", dpi=92, pil_kwargs={"optimize": True})
-        plt.close(figure)
+        save(figure, folder / f"{name}.png")
 
 
 def style(method: str) -> dict[str, Any]:
@@ -120,16 +115,12 @@ def accuracy(runs: list[tuple[Training, Any]]) -> Figure:
     for panel, methods in zip(axes, BY_LEVELS.values(), strict=True):
         for method in (FULL, *methods):
             curves = [
-                [
-                    (row["step"] + 1, 100 * row["validation_accuracy"])
-                    for row in result.rows
-                    if row["validation_accuracy"] is not None
-                ]
+                curve(result)
                 for job, result in runs
                 if job.method == method and job.bucket_size in (0, BUCKET) and job.clip is None
             ]
             longest = max(map(len, curves))
-            points = np.mean([curve for curve in curves if len(curve) == longest], axis=0)
+            points = np.mean([one for one in curves if len(one) == longest], axis=0)
             panel.plot(points[:, 0], points[:, 1], marker=".", **style(method))
         panel.set_xlabel("step")
     axes[0].set_ylabel("validation accuracy, %")

@@ -15,10 +15,10 @@ import torch
 import torch.nn.functional as F
 from compare_runs import TASKS, cached_data, schedule
 from exact_error import rounding_error
+from kept_run import KeptRun
 from orq_methods import BUCKET, METHODS, make
 from orq_training import TASK, batch_size
 from qcs_gain import MEASURE_STREAM
-from qcs_regression import load
 
 from hvd_adaptive import ORQ
 from hvd_adaptive.compressor import GradientCompressor
@@ -52,8 +52,10 @@ def trajectory(seed: int, steps: int) -> Iterator[tuple[int, Gradient]]:
 
 
 @dataclass(frozen=True)
-class Job:
+class Job(KeptRun):
     """Measurements on one trajectory, in a file."""
+
+    reads = Records.read
 
     seed: int
     steps: int
@@ -65,10 +67,6 @@ class Job:
     @property
     def settings(self) -> dict[str, Any]:
         return asdict(self) | {"batch": batch_size(), "rate": TASKS[TASK].rate, "points": POINTS}
-
-    def load(self, folder: Path) -> Records | None:
-        """Its records, if they are on disk and were made with the same settings."""
-        return load(self.path(folder), self.settings)
 
 
 class Histograms(Job):

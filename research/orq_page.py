@@ -53,8 +53,7 @@ def write_page(made: Made, page: Path, images: str) -> None:
         *_ratios(coordinates),
         _solvers(made["solvers"]),
     ]
-    page.parent.mkdir(parents=True, exist_ok=True)
-    page.write_text(verdicts.page(parts), encoding="utf-8")
+    verdicts.write_page(page, parts)
 
 
 def _introduction(runs: Runs, coordinates: int) -> str:

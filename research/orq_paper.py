@@ -32,47 +32,41 @@ from orq_methods import (
 )
 from orq_training import TASK, Training
 
+from hvd_adaptive.tools.output import script_parser, whole
+
 
 def make_parser() -> argparse.ArgumentParser:
     """The flags."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = script_parser(__doc__)
     parser.add_argument("--output-dir", type=Path, default=Path("runs/orq"))
     parser.add_argument("--figures", type=Path, default=Path("docs/images"), metavar="DIR")
     parser.add_argument("--page", type=Path, default=Path("docs/orq.md"), help="in Markdown")
-    parser.add_argument("--jobs", type=_positive, default=1, help="processes, one thread each (1)")
+    parser.add_argument("--jobs", type=whole(1), default=1, help="processes, one thread each (1)")
     parser.add_argument(
-        "--seeds", type=_positive, default=20, help="of each run and measurement (20)"
+        "--seeds", type=whole(1), default=20, help="of each run and measurement (20)"
     )
     parser.add_argument(
         "--steps",
-        type=_positive,
+        type=whole(1),
         default=TASKS[TASK].steps,
         help=f"of a training run ({TASKS[TASK].steps})",
     )
     parser.add_argument(
         "--buckets",
-        type=_positive,
+        type=whole(1),
         nargs="+",
         default=BUCKETS,
         metavar="SIZE",
         help=f"of Table 3 ({' '.join(map(str, BUCKETS))})",
     )
-    parser.add_argument("--validation", type=_positive, default=2000, help="images (2000)")
+    parser.add_argument("--validation", type=whole(1), default=2000, help="images (2000)")
     parser.add_argument(
         "--solver-seeds",
-        type=_positive,
+        type=whole(1),
         default=3,
         help="trainings on which ORQ's solvers are compared (3)",
     )
     return parser
-
-
-def _positive(text: str) -> int:
-    if not text.isdecimal() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"{text!r}: must be an integer >= 1")
-    return int(text)
 
 
 def jobs_of(args: argparse.Namespace) -> dict[str, list[Any]]:

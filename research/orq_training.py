@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 from compare_runs import TASKS, cached_data, schedule
+from kept_run import KeptRun
 from orq_methods import BUCKET, FULL, WORKERS, make
 
 from hvd_adaptive import simulate
@@ -19,7 +20,7 @@ CURVE_SEEDS, CURVE_POINTS = 2, 10
 
 
 @dataclass(frozen=True)
-class Training:
+class Training(KeptRun):
     """One run of a LeNet on MNIST; equal seeds start from equal weights and see equal batches.
 
     bucket_size, clip: 0 and None for full precision. validation: images, of those there are.
@@ -47,14 +48,6 @@ class Training:
         task = TASKS[TASK]
         training = {name: getattr(task, name) for name in ("rate", "momentum", "weight_decay")}
         return asdict(self) | training | {"batch": batch_size()}
-
-    def load(self, folder: Path) -> simulate.Result | None:
-        """Its records, if they are on disk and were made with the same settings."""
-        try:
-            result = simulate.Result.read(self.path(folder))
-        except (OSError, KeyError, ValueError):
-            return None
-        return result if result.settings.get("run") == self.settings else None
 
     def execute(self, folder: Path) -> None:
         """Train, and write the records."""

@@ -5,15 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-import matplotlib
-
-matplotlib.use("Agg")
 import matplotlib.pyplot as plt
 import numpy as np
+from drawing import PLAIN, legend, save
 from matplotlib.figure import Figure
 from qcs_regression import CONVERGED
 from qcs_variance import FIG4
-from ticks import PLAIN
 
 # Okabe and Ito's colours; the alternatives to a method share its colour.
 STYLES = {
@@ -38,7 +35,6 @@ Made = dict[str, list[tuple[Any, Any]]]
 
 def draw(made: Made, folder: Path) -> None:
     """All figures, as PNGs in ``folder``."""
-    folder.mkdir(parents=True, exist_ok=True)
     figures = {
         "qcs_regression": regression(made["regression"]),
         "qcs_variance": variance(mean_rows([records.rows for _, records in made["variance"]])),
@@ -47,8 +43,13 @@ def draw(made: Made, folder: Path) -> None:
         "qcs_convergence": convergence(made["training"]),
     }
     for name, figure in figures.items():
-        figure.savefig(folder / f"{name}.png", dpi=92, pil_kwargs={"optimize": True})
-        plt.close(figure)
+        save(figure, folder / f"{name}.png")
+
+
+def curve(result: Any) -> list[tuple[int, float]]:
+    """(step, accuracy in %) where a run was validated."""
+    rows = [row for row in result.rows if row["validation_accuracy"] is not None]
+    return [(row["step"] + 1, 100 * row["validation_accuracy"]) for row in rows]
 
 
 def style(name: str, **more: Any) -> dict[str, Any]:
@@ -63,22 +64,6 @@ def panels(count: int) -> tuple[Figure, Any]:
     for each in axes:
         each.grid(True, alpha=0.25)
     return figure, axes
-
-
-def legend(figure: Figure, axes: Any, columns: int = 4) -> None:
-    """One for all panels, above them."""
-    found: dict[str, Any] = {}
-    for each in axes:
-        for handle, label in zip(*each.get_legend_handles_labels(), strict=True):
-            found.setdefault(label, handle)
-    figure.legend(
-        found.values(),
-        found.keys(),
-        loc="outside upper center",
-        ncols=columns,
-        fontsize=9,
-        frameon=False,
-    )
 
 
 def regression(runs: list[tuple[Any, Any]]) -> Figure:
@@ -236,11 +221,7 @@ def convergence(runs: list[tuple[Any, Any]]) -> Figure:
     for panel, (model, optimizer) in zip(axes, cases, strict=True):
         for method in ("baseline", "QCS-1", "QCS-2"):
             curves = [
-                [
-                    (r["step"] + 1, 100 * r["validation_accuracy"])
-                    for r in result.rows
-                    if r["validation_accuracy"] is not None
-                ]
+                curve(result)
                 for job, result in runs
                 if job.workers == 4
                 and (job.model, job.optimizer, job.method) == (model, optimizer, method)

@@ -34,8 +34,7 @@ def write_page(made: Made, page: Path, images: str) -> None:
         *_errors(made["trajectories"], images),
         *_training(made["training"], images),
     ]
-    page.parent.mkdir(parents=True, exist_ok=True)
-    page.write_text(verdicts.page(parts), encoding="utf-8")
+    verdicts.write_page(page, parts)
 
 
 def _variance(of_seeds: list[list[dict[str, Any]]], images: str) -> Parts:

@@ -19,37 +19,31 @@ from qcs_regression import Regression
 from qcs_training import METHODS, Training
 from qcs_variance import GAINS, INTERVALS, Scale, Trajectory
 
+from hvd_adaptive.tools.output import script_parser, whole
+
 
 def make_parser() -> argparse.ArgumentParser:
     """The flags."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = script_parser(__doc__)
     parser.add_argument("--output-dir", type=Path, default=Path("runs/qcs"))
     parser.add_argument("--figures", type=Path, default=Path("docs/images"), metavar="DIR")
     parser.add_argument("--page", type=Path, default=Path("docs/qcs.md"), help="in Markdown")
-    parser.add_argument("--jobs", type=_positive, default=1, help="processes, one thread each (1)")
-    parser.add_argument("--seeds", type=_positive, default=20, help="of each training run (20)")
-    parser.add_argument("--steps", type=_positive, default=40, help="of a training run (40)")
-    parser.add_argument("--workers", type=_positive, nargs="+", default=[1, 4, 16])
+    parser.add_argument("--jobs", type=whole(1), default=1, help="processes, one thread each (1)")
+    parser.add_argument("--seeds", type=whole(1), default=20, help="of each training run (20)")
+    parser.add_argument("--steps", type=whole(1), default=40, help="of a training run (40)")
+    parser.add_argument("--workers", type=whole(1), nargs="+", default=[1, 4, 16])
     parser.add_argument(
         "--repeats",
-        type=_positive,
+        type=whole(1),
         default=40,
         help="regressions of each method and step size (40)",
     )
-    parser.add_argument("--regression-steps", type=_positive, default=300)
-    parser.add_argument("--gains", type=_positive, nargs="+", default=GAINS, help="of Fig. 3's QCS")
+    parser.add_argument("--regression-steps", type=whole(1), default=300)
+    parser.add_argument("--gains", type=whole(1), nargs="+", default=GAINS, help="of Fig. 3's QCS")
     parser.add_argument(
-        "--intervals", type=_positive, nargs="+", default=INTERVALS, help="of Fig. 3's QSGD"
+        "--intervals", type=whole(1), nargs="+", default=INTERVALS, help="of Fig. 3's QSGD"
     )
     return parser
-
-
-def _positive(text: str) -> int:
-    if not text.isdecimal() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"{text!r}: must be an integer >= 1")
-    return int(text)
 
 
 def jobs_of(args: argparse.Namespace) -> dict[str, list[Any]]:

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from kept_run import KeptRun
 from qcs_gain import MEASURE_STREAM, REGRESSION, relative_error, told_gain
 
 from hvd_adaptive.kernels.random import stream_key
@@ -23,7 +24,7 @@ TOLD_EVERY = 10
 
 
 @dataclass(frozen=True)
-class Regression:
+class Regression(KeptRun):
     """``repeats`` runs of one method at each rate of RATES. The same inputs for all methods.
 
     E = W - W* is followed: x ~ N(0, R), R of eigenvalues 1 to 4 in a random basis, targets without
@@ -31,6 +32,8 @@ class Regression:
     the records, for each rate and every tenth step: quartiles of loss / first loss, and the share
     of runs below CONVERGED. Their settings: "limits" and "steps", see ``Paths``.
     """
+
+    reads = Records.read
 
     method: str
     repeats: int
@@ -40,10 +43,6 @@ class Regression:
         """The file of its records."""
         name = self.method.replace(" ", "_").replace("%", "").replace(",", "")
         return folder / "regression" / f"{name}-{self.repeats}r-{self.steps}t.csv"
-
-    def load(self, folder: Path) -> Records | None:
-        """Its records, if they are on disk and were made with the same settings."""
-        return load(self.path(folder), self.settings)
 
     @property
     def settings(self) -> dict[str, Any]:
@@ -99,15 +98,6 @@ class Paths:
 def codec_of(method: str) -> Any:
     """The method's codec, whose settings are searched for once."""
     return REGRESSION[method]()
-
-
-def load(path: Path, settings: dict[str, Any]) -> Records | None:
-    """Records of a file made with ``settings``, else None."""
-    try:
-        records = Records.read(path)
-    except (OSError, KeyError, ValueError):
-        return None
-    return records if records.settings.get("run") == settings else None
 
 
 def told(rate: float, step: int, ratio: torch.Tensor) -> dict[str, Any]:

@@ -12,6 +12,7 @@ import torch
 from compare_models import fully_connected
 from compare_runs import cached_data
 from from_examples import LeNet
+from kept_run import KeptRun
 from torch import nn
 
 from hvd_adaptive import QCS, simulate
@@ -35,7 +36,7 @@ OPTIMIZERS: dict[str, Callable[[Any], torch.optim.Optimizer]] = {
 
 
 @dataclass(frozen=True)
-class Training:
+class Training(KeptRun):
     """One run; equal seeds start from equal weights, and see the same examples."""
 
     model: str
@@ -53,14 +54,6 @@ class Training:
     @property
     def settings(self) -> dict[str, Any]:
         return asdict(self) | {"order": ORDER, "batch": BATCH, "decay": DECAY}
-
-    def load(self, folder: Path) -> simulate.Result | None:
-        """Its records, if they are on disk and were made with the same settings."""
-        try:
-            result = simulate.Result.read(self.path(folder))
-        except (OSError, KeyError, ValueError):
-            return None
-        return result if result.settings.get("run") == self.settings else None
 
     def execute(self, folder: Path) -> None:
         """Train, and write the records."""

@@ -12,8 +12,8 @@ import torch
 import torch.nn.functional as F
 from compare_runs import cached_data
 from from_examples import LeNet
+from kept_run import KeptRun
 from qcs_gain import body_gain, qsgd_gain
-from qcs_regression import load
 
 from hvd_adaptive import QCS, QSGD, SparseSGD
 from hvd_adaptive.base.streams import Use
@@ -32,12 +32,14 @@ TOLD = 1000
 
 
 @dataclass(frozen=True)
-class Scale:
+class Scale(KeptRun):
     """Fig. 3: rows (method, order, bound, and for both gradients gain and error), from one seed's
     gradients and one draw of the codec.
 
     bound is None where there is none. Sparse SGD's gain depends on the gradient.
     """
+
+    reads = Records.read
 
     seed: int
     steps: int
@@ -57,9 +59,6 @@ class Scale:
             "intervals": list(self.intervals),
             "densities": list(DENSITIES),
         }
-
-    def load(self, folder: Path) -> Records | None:
-        return load(self.path(folder), self.settings)
 
     def execute(self, folder: Path) -> None:
         """Measure every codec on one Gaussian vector and one gradient."""
@@ -122,8 +121,10 @@ FIG4: dict[str, dict[str, Callable[[], GradientCompressor]]] = {
 
 
 @dataclass(frozen=True)
-class Trajectory:
+class Trajectory(KeptRun):
     """Fig. 4: each codec's error on the gradients of one float32 training of a LeNet."""
+
+    reads = Records.read
 
     seed: int
     steps: int
@@ -134,9 +135,6 @@ class Trajectory:
     @property
     def settings(self) -> dict[str, Any]:
         return asdict(self) | {"batch": BATCH, "rate": RATE, "codecs": list(FIG4)}
-
-    def load(self, folder: Path) -> Records | None:
-        return load(self.path(folder), self.settings)
 
     def execute(self, folder: Path) -> None:
         """Rows (step, accuracy, panel, method, error), every other step."""

@@ -6,14 +6,12 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-import matplotlib
-
-matplotlib.use("Agg")
 import matplotlib.pyplot as plt
 import numpy as np
 import rate_bound
 import verdicts
-from ticks import PLAIN
+from compare_tables import table
+from drawing import PLAIN, save
 from verdicts import Claim, Comparison
 
 from hvd_adaptive.simulate import Records
@@ -59,9 +57,7 @@ def draw(records: Records, path: Path) -> None:
     order = [label for label in (*COLOURS, *OTHERS.values()) if label in named]
     handles = [named[label] for label in order]
     figure.legend(handles, order, loc="outside lower center", ncols=len(order), fontsize=10)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path, dpi=92, pil_kwargs={"optimize": True})
-    plt.close(figure)
+    save(figure, path)
 
 
 # By whether they are unbiased.
@@ -107,8 +103,7 @@ def write_page(records: Records, bound: Records, page: Path) -> None:
         _table(records, stages),
         *rate_bound.section(bound),
     ]
-    page.parent.mkdir(parents=True, exist_ok=True)
-    page.write_text(verdicts.page(sections), encoding="utf-8")
+    verdicts.write_page(page, sections)
 
 
 def _how(records: Records) -> str:
@@ -214,9 +209,7 @@ def _table(records: Records, stages: list[int]) -> str:
             if of[0]["unbiased"] and len(_points(of)) > 1
         ]
         head = ["scheme", *(f"{bits:g} bits" for bits in SHOWN_BITS)]
-        lines = [head, ["---"] * len(head), *rows]
-        table = "\n".join("| " + " | ".join(line) + " |" for line in lines)
-        parts.append(f"Step {stage}, unbiased schemes, interpolated:\n\n{table}")
+        parts.append(f"Step {stage}, unbiased schemes, interpolated:\n\n{table(head, rows)}")
     return "\n\n".join(parts)
 
 

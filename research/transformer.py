@@ -20,15 +20,12 @@ import torch.multiprocessing
 from transformer_page import headings, page, rows
 from transformer_runs import METHODS, RANKS, Run, work
 
-from hvd_adaptive.tools.output import console, whole
-from hvd_adaptive.tools.tables import Column, make_table
+from hvd_adaptive.tools.output import Column, print_table, script_parser, whole
 
 
 def arguments(words: Sequence[str] | None) -> argparse.Namespace:
     """Read the command line."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = script_parser(__doc__)
     add = parser.add_argument
     add("--paired-seeds", type=whole(2), default=8, metavar="N", help="runs of each method (8)")
     add("--steps", type=whole(1), default=300, help="of a run (300)")
@@ -52,9 +49,8 @@ def main(words: Sequence[str] | None = None) -> int:
     if missing := [run for run in runs if run.load(args.output_dir) is None]:
         make(missing, args.output_dir)
     found = {run: run.load(args.output_dir) or {} for run in runs}
-    out = console()
     columns = [Column(name, text=not i, least=12) for i, name in enumerate(headings())]
-    out.print(make_table(columns, rows(found), out.width, title="Character transformer"))
+    print_table(columns, rows(found), title="Character transformer")
     if args.page:
         given = sys.argv[1:] if words is None else words
         command = shlex.join(["python", "research/transformer.py", *given])

@@ -6,7 +6,7 @@ import functools
 import json
 import re
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from pydoc_data import topics
 from typing import Any
@@ -110,7 +110,7 @@ class Run:
         (method,) = read(name)
         compressor: Any = None
         if method.is_scheme:
-            compressor = replace(method, keywords={**method.keywords, "seed": self.seed}).scheme()
+            compressor = method.having(seed=self.seed).scheme()
         model = net
         if door == "fsdp":
             for block in net.blocks:

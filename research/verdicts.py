@@ -16,6 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
 from scipy import stats
@@ -128,14 +129,14 @@ class Claim:
 
 
 @dataclass(frozen=True)
-class BodyCheck:
+class Verdict:
     """p: after Holm's correction, of the likelier direction; None if the claim was computed."""
 
     word: str
     p: float | None
 
 
-def decide(claims: Sequence[Claim], alpha: float = ALPHA) -> list[BodyCheck]:
+def decide(claims: Sequence[Claim], alpha: float = ALPHA) -> list[Verdict]:
     """Verdicts of all claims of one page together, in their order."""
     tested = [claim for claim in claims if claim.comparisons]
     p = [side for claim in tested for side in _both_directions(claim.comparisons)]
@@ -143,11 +144,11 @@ def decide(claims: Sequence[Claim], alpha: float = ALPHA) -> list[BodyCheck]:
     verdicts = []
     for claim in claims:
         if claim.computed is not None:
-            verdicts.append(BodyCheck(HOLDS if claim.computed else FAILS, None))
+            verdicts.append(Verdict(HOLDS if claim.computed else FAILS, None))
             continue
         up, down = next(corrected), next(corrected)
         word = HOLDS if up <= alpha else FAILS if down <= alpha else OPEN
-        verdicts.append(BodyCheck(word, min(up, down)))
+        verdicts.append(Verdict(word, min(up, down)))
     return verdicts
 
 
@@ -183,6 +184,12 @@ def page(parts: Sequence[str | Sequence[Claim]], alpha: float = ALPHA) -> str:
     return "\n\n".join(text.strip("\n") for text in texts if text.strip()) + "\n"
 
 
+def write_page(path: Path, parts: Sequence[str | Sequence[Claim]]) -> None:
+    """Write ``page`` of the parts into a file, and make its folder."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(page(parts), encoding="utf-8")
+
+
 RULE = """**Verdicts.** One rule decides all claims (`research/verdicts.py`). A claim compares
 values that are paired by seed. Each comparison is tested by Student's t test and by the sign-flip
 test, and the larger p counts. A claim holds if all of its comparisons do, and does not hold if one
@@ -192,7 +199,7 @@ significant is not decided. p is given after the correction. Intervals are 95%, 
 by itself."""
 
 
-def _line(claim: Claim, verdict: BodyCheck) -> str:
+def _line(claim: Claim, verdict: Verdict) -> str:
     return f"- **{verdict.word}** ({_how(verdict.p)}): {claim.text}. {claim.evidence}"
 
 

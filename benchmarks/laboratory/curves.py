@@ -153,10 +153,10 @@ def _reached(
 
 def _apart(own: Mapping[int, float], base: Mapping[int, float]) -> tuple[float, float] | None:
     gaps = [quality - base[seed] for seed, quality in own.items() if seed in base]
-    return None if len(gaps) < 2 else (statistics.fmean(gaps), _half(gaps))
+    return None if len(gaps) < 2 else (statistics.fmean(gaps), half(gaps))
 
 
-def _half(values: Sequence[float]) -> float:
+def half(values: Sequence[float]) -> float:
     """Return half of the t interval of the mean."""
     error = statistics.stdev(values) / len(values) ** 0.5
     return float(stats.t.ppf((1 + CONFIDENCE) / 2, len(values) - 1)) * error
@@ -164,8 +164,8 @@ def _half(values: Sequence[float]) -> float:
 
 def interval(logs: Sequence[float]) -> tuple[float, float, float]:
     """Return the geometric mean and the ends of its t interval, from logarithms."""
-    mean, half = statistics.fmean(logs), _half(logs)
-    return math.exp(mean), math.exp(mean - half), math.exp(mean + half)
+    mean, width = statistics.fmean(logs), half(logs)
+    return math.exp(mean), math.exp(mean - width), math.exp(mean + width)
 
 
 def draw(curves: Mapping[str, Mapping[int, Curve]], quality: str, title: str, path: str) -> None:

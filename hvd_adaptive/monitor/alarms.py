@@ -15,7 +15,6 @@ decode payloads. Without a warning float32 may still be faster; ``exchange="auto
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 
 from hvd_adaptive.monitor.meter import StepFigures, StepMeter
@@ -25,7 +24,6 @@ WINDOW = 50
 FIRST = 5
 # Least bytes of a group whose rate counts; smaller groups measure latency rather than the link.
 LEAST_BYTES = 1 << 16
-SUMMED = ("coordinates", "squared_error", "squared_norm")
 
 
 @dataclass(frozen=True)
@@ -46,16 +44,12 @@ class Limits:
 class Alarms:
     """Alarms of one compressor.
 
-    Args:
-        limits: The limits.
-        warn: Called with the kind of a warning and its text.
-
     Attributes:
         compares: Whether to compare with float32, if the limits allow it.
     """
 
-    def __init__(self, limits: Limits, warn: Callable[[str, str], None]) -> None:
-        self._limits, self._warn = limits, warn
+    def __init__(self, limits: Limits) -> None:
+        self._limits = limits
         self._warned: set[str] = set()
         self._skipped = 0
         self.compares = True
@@ -67,8 +61,10 @@ class Alarms:
         self._rate = 0.0
         self._fastest = float("inf")
 
-    def see(self, step: int, ranks: int, meter: StepMeter, buckets: int, non_finite: int) -> None:
-        """Add the figures of a completed step.
+    def see(
+        self, step: int, ranks: int, meter: StepMeter, buckets: int, non_finite: int
+    ) -> dict[str, str]:
+        """Add the figures of a completed step; return new warnings' texts by their kinds.
 
         Args:
             step: Number of the step.
@@ -79,61 +75,59 @@ class Alarms:
         """
         if meter.last is None or self._skipped < FIRST:
             self._skipped += 1
-            return
+            return {}
         self._steps += 1
         self._buckets += buckets
         self._non_finite += non_finite
-        for name in SUMMED:
-            setattr(self._sum, name, getattr(self._sum, name) + getattr(meter.last, name))
+        self._sum.add(meter.last)
         spent = meter.last.encode_s + meter.last.exchange_s + meter.last.decode_s
         self._fastest = min(self._fastest, spent)
         for group in meter.last_groups.values():
             if group.flight_s > 0 and group.wire_bytes >= LEAST_BYTES:
                 self._rate = max(self._rate, group.wire_bytes / group.flight_s)
-        if self._steps == WINDOW:
-            for check in (self._check_error, self._check_buckets, self._check_time):
-                check(step, ranks)
-            self._empty()
+        if self._steps < WINDOW:
+            return {}
+        texts = {
+            "error": self._error(step),
+            "non_finite": self._buckets_lost(step),
+            "slow": self._slow(step, ranks),
+        }
+        self._empty()
+        new = {k: text for k, text in texts.items() if text is not None and k not in self._warned}
+        self._warned |= new.keys()
+        return new
 
-    def _check_error(self, step: int, ranks: int) -> None:
+    def _error(self, step: int) -> str | None:
         limit, norm = self._limits.error, self._sum.squared_norm
         if limit is None or not norm or self._sum.squared_error <= limit * norm:
-            return
-        self._warn_once(
-            "error",
+            return None
+        return (
             f"the relative squared error of quantised gradients was "
             f"{self._sum.squared_error / norm:.3g} over {WINDOW} steps (to step {step}), above "
             f"error_limit={limit:g}: each rank adds more noise than its gradient has signal; more "
-            "bits, a smaller bucket_size, norm='linf' or an adaptive scheme (ALQ, ECDQ) reduce it",
+            "bits, a smaller bucket_size, norm='linf' or an adaptive scheme (ALQ, ECDQ) reduce it"
         )
 
-    def _check_buckets(self, step: int, ranks: int) -> None:
+    def _buckets_lost(self, step: int) -> str | None:
         limit = self._limits.non_finite
         if limit is None or not self._buckets or self._non_finite <= limit * self._buckets:
-            return
-        self._warn_once(
-            "non_finite",
+            return None
+        return (
             f"{self._non_finite:,} of {self._buckets:,} averaged buckets were not finite over "
             f"{WINDOW} steps (to step {step}), more than non_finite_limit={limit:g} of them: "
             "gradients overflow, and a NaN or Inf makes its whole bucket NaN; a lower learning "
-            "rate, gradient clipping or, with AMP, its GradScaler help",
+            "rate, gradient clipping or, with AMP, its GradScaler help"
         )
 
-    def _check_time(self, step: int, ranks: int) -> None:
+    def _slow(self, step: int, ranks: int) -> str | None:
         if not self._limits.slow or not self.compares or not self._rate or ranks < 2:
-            return
+            return None
         ring = 2 * (ranks - 1) / ranks * 4 * self._sum.coordinates / WINDOW / self._rate
         if self._fastest <= ring:
-            return
-        self._warn_once(
-            "slow",
+            return None
+        return (
             f"compression costs time here: the fastest of {WINDOW} steps (to step {step}) took "
             f"{1e3 * self._fastest:.1f} ms to encode, wait and decode; float32 over a ring would "
             f"take {1e3 * ring:.1f} ms at most, on a link measured to carry "
-            f"{self._rate / 1e6:.0f} MB/s; exchange='auto' measures what is fastest",
+            f"{self._rate / 1e6:.0f} MB/s; exchange='auto' measures what is fastest"
         )
-
-    def _warn_once(self, kind: str, text: str) -> None:
-        if kind not in self._warned:
-            self._warned.add(kind)
-            self._warn(kind, text)

@@ -2,25 +2,18 @@
 
 from __future__ import annotations
 
-import numbers
 import re
 from collections.abc import Collection
 from typing import Any
 
-from hvd_adaptive.base.checks import check_integer
-
-
-def checked_steps(name: str, value: Any) -> int:
-    """Return an integer >= 1; raise ValueError otherwise."""
-    return check_integer(name, value, 1)
+from hvd_adaptive.base.checks import check_integer, is_real
 
 
 def checked_limit(name: str, value: Any) -> float | None:
     """Return a number >= 0, or None; raise ValueError otherwise."""
     if value is None:
         return None
-    real = isinstance(value, numbers.Real) and not isinstance(value, bool)
-    if not real or not 0 <= value < float("inf"):
+    if not is_real(value) or not 0 <= value < float("inf"):
         raise ValueError(f"{name}={value!r}: must be a number of 0 or more, or None")
     return float(value)
 
@@ -39,15 +32,6 @@ def checked_name(value: Any) -> str:
     if not isinstance(value, str) or not re.fullmatch(r"\w[\w.-]*", value):
         raise ValueError(
             f"name={value!r}: must begin a file name: letters, digits, '_', '-' and '.' only"
-        )
-    return value
-
-
-def checked_writer(value: Any) -> Any:
-    """Return an object with ``add_scalar``, or None; raise ValueError otherwise."""
-    if value is not None and not callable(getattr(value, "add_scalar", None)):
-        raise ValueError(
-            f"tensorboard={value!r}: must be a torch.utils.tensorboard.SummaryWriter, or None"
         )
     return value
 

@@ -8,9 +8,8 @@ from typing import Any
 
 from hvd_adaptive.monitor.meter import StepFigures, StepMeter
 
-# Figures that are summed over steps; ``peak_bytes`` is maximised instead.
-SUMMED = tuple(name for name in vars(StepFigures()) if name != "peak_bytes")
-SQUARES = ("squared_error", "squared_norm")
+# Figures that records contain in another form.
+OTHERS = ("squared_error", "squared_norm", "peak_bytes")
 # Figures that groups do not have. They are compared with step_s, so they are of the same steps.
 OF_WHOLE = ("blocked_s", "arrival_s")
 
@@ -37,18 +36,19 @@ class Means:
         self, number: int, meter: StepMeter, non_finite: Mapping[int, int], version: int
     ) -> None:
         """Add the figures of a completed step."""
+        last = meter.last or StepFigures()
         self.ended = time.perf_counter()
         if self._begin is None:
             self._begin = self.ended
         else:
             self._timed += 1
             for name in OF_WHOLE:
-                self._of_timed[name] += getattr(meter.last or StepFigures(), name)
+                self._of_timed[name] += getattr(last, name)
         self.steps += 1
         self._step, self._version = number, version
-        _add(self._total, meter.last or StepFigures())
+        self._total.add(last)
         for group, figures in meter.last_groups.items():
-            _add(self._groups.setdefault(group, StepFigures()), figures)
+            self._groups.setdefault(group, StepFigures()).add(figures)
         for group, count in non_finite.items():
             self._non_finite[group] = self._non_finite.get(group, 0) + count
 
@@ -72,9 +72,7 @@ class Means:
             "non_finite": sum(self._non_finite.values()),
             "table_version": self._version,
             "monitor_s": self.monitor_s / self.steps,
-            "groups": [
-                self._group(group, figures) for group, figures in sorted(self._groups.items())
-            ],
+            "groups": [self._group(*of_group) for of_group in sorted(self._groups.items())],
         }
 
     def _group(self, group: int, figures: StepFigures) -> dict[str, Any]:
@@ -83,14 +81,8 @@ class Means:
         return {"group": group} | own | {"non_finite": self._non_finite.get(group, 0)}
 
 
-def _add(total: StepFigures, one: StepFigures) -> None:
-    for name in SUMMED:
-        setattr(total, name, getattr(total, name) + getattr(one, name))
-    total.peak_bytes = max(total.peak_bytes, one.peak_bytes)
-
-
 def _means(figures: StepFigures, steps: int) -> dict[str, Any]:
-    means = {name: getattr(figures, name) / steps for name in SUMMED if name not in SQUARES}
+    means = {name: sum_ / steps for name, sum_ in vars(figures).items() if name not in OTHERS}
     coordinates, payload = figures.coordinates, figures.payload_bytes
     norm = figures.squared_norm
     return means | {

@@ -49,6 +49,12 @@ class StepFigures:
     arrival_s: float = 0.0
     peak_bytes: int = 0
 
+    def add(self, one: StepFigures) -> None:
+        """Add the figures of another step; ``peak_bytes`` is maximised instead."""
+        own, peak = vars(self), max(self.peak_bytes, one.peak_bytes)
+        own |= {name: own[name] + value for name, value in vars(one).items()}
+        self.peak_bytes = peak
+
 
 class StepMeter:
     """Collector of a step's figures; those of the last completed step can be read meanwhile.

@@ -10,19 +10,13 @@ import threading
 import time
 import weakref
 from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from hvd_adaptive.base.checks import check_flag
+from hvd_adaptive.base.checks import check_flag, check_has, check_integer
 from hvd_adaptive.monitor.alarms import Alarms, Limits
-from hvd_adaptive.monitor.checks import (
-    checked_limit,
-    checked_name,
-    checked_ranks,
-    checked_sinks,
-    checked_steps,
-    checked_writer,
-)
+from hvd_adaptive.monitor.checks import checked_limit, checked_name, checked_ranks, checked_sinks
 from hvd_adaptive.monitor.means import Means
 from hvd_adaptive.monitor.sinks import JsonLines, PythonLog, Sink, TensorBoard
 
@@ -96,9 +90,10 @@ class Monitor:
         compare: bool = False,
     ) -> None:
         self._folder = None if folder is None else Path(folder)
-        self._every = checked_steps("every", every)
+        self._every = check_integer("every", every, 1)
         self._log = log
-        self._writer = checked_writer(tensorboard)
+        writer = "a torch.utils.tensorboard.SummaryWriter"
+        self._writer = check_has("tensorboard", tensorboard, "add_scalar", writer)
         self._own = checked_sinks("sinks", sinks)
         self._ranks = checked_ranks(ranks)
         self._name = checked_name(name)
@@ -125,7 +120,7 @@ class Monitor:
     def close(self) -> None:
         """Write pending records and close the files; this also happens at exit.
 
-        HostCopy records open the files again.
+        Later records open the files again.
         """
         with self._lock:
             for source in list(self._sources.values()):
@@ -165,25 +160,21 @@ class Monitor:
     def step(self, compressor: Any, number: int) -> None:
         """Record the compressor's last figures at the end of a step."""
         with self._lock:
-            self._step(compressor, number)
-
-    def _step(self, compressor: Any, number: int) -> None:
-        begin, source, meter = (
-            time.perf_counter(),
-            self._source(compressor),
-            compressor._training.meter,
-        )
-        version = self._note_tables(source, compressor.parts, number)
-        non_finite = meter.non_finite()
-        if source.means is None:
-            source.means = Means(None)
-        source.means.add(number, meter, non_finite, version)
-        checked = sum(source.buckets.get(group, 0) for group in non_finite)
-        ranks = source.facts["ranks"]
-        source.alarms.see(number, ranks, meter, checked, sum(non_finite.values()))
-        source.means.monitor_s += time.perf_counter() - begin
-        if source.means.steps >= self._every:
-            self._record(source)
+            begin, source = time.perf_counter(), self._source(compressor)
+            meter = compressor._training.meter
+            version = self._note_tables(source, compressor.parts, number)
+            non_finite = meter.non_finite()
+            if source.means is None:
+                source.means = Means(None)
+            source.means.add(number, meter, non_finite, version)
+            checked = sum(source.buckets.get(group, 0) for group in non_finite)
+            lost, ranks = sum(non_finite.values()), source.facts["ranks"]
+            for kind, text in source.alarms.see(number, ranks, meter, checked, lost).items():
+                logger.warning("%s", text)
+                self._write(source, "warning", {"about": kind, "text": text})
+            source.means.monitor_s += time.perf_counter() - begin
+            if source.means.steps >= self._every:
+                self._record(source)
 
     def _note_tables(self, source: _Source, parts: Mapping[str, Any], number: int) -> int:
         """Write new tables; return the version of the part that was fitted most often."""
@@ -201,11 +192,10 @@ class Monitor:
         return newest
 
     def _source(self, compressor: Any) -> _Source:
-        source = self._sources.get(compressor)
-        if source is None:
-            source = self._sources[compressor] = _Source(self._known, self._limits, self._warn)
+        if compressor not in self._sources:
+            self._sources[compressor] = _Source(self._known, Alarms(self._limits))
             self._known += 1
-        return source
+        return self._sources[compressor]
 
     def _record(self, source: _Source) -> None:
         """Write the means of the steps since the last record."""
@@ -217,10 +207,6 @@ class Monitor:
         # The next record includes the time of this one.
         source.means.monitor_s += time.perf_counter() - begin
 
-    def _warn(self, source: _Source, kind: str, text: str) -> None:
-        logger.warning("%s", text)
-        self._write(source, "warning", {"about": kind, "text": text})
-
     def _write(self, source: _Source, kind: str, record: Mapping[str, Any]) -> None:
         full = {"kind": kind, "compressor": source.number, "time": time.time(), **record}
         if self._sinks is None:
@@ -230,7 +216,7 @@ class Monitor:
     def _to_sinks(self, call: Callable[[Sink], None]) -> None:
         """Call ``call`` for each sink; drop a sink that fails, and continue."""
         sinks = self._sinks or []
-        for sink in list(sinks):
+        for sink in sinks.copy():
             # A tracker raises errors of its own, which must not end a training.
             expected = Exception if sink in self._own else OSError
             try:
@@ -258,42 +244,23 @@ class Monitor:
     # A pickled copy has the settings only, and writes to files of its own.
 
     def __getstate__(self) -> dict[str, Any]:
-        without: dict[str, Any] = {
-            "_sinks": None,
-            "_sources": None,
-            "_writer": None,
-            "_own": [],
-            "_lock": None,
-        }
-        return self.__dict__ | without
+        without = dict.fromkeys(("_sinks", "_sources", "_writer", "_lock"))
+        return self.__dict__ | without | {"_own": []}
 
     def __setstate__(self, state: Mapping[str, Any]) -> None:
         self.__dict__.update(state)
         self._sources, self._lock = weakref.WeakKeyDictionary(), threading.RLock()
 
 
+@dataclass
 class _Source:
-    """Compressor that a monitor serves.
+    """Compressor that a monitor serves, with its number within the monitor."""
 
-    Args:
-        number: Number of the compressor within the monitor.
-        limits: Limits of its alarms.
-        warn: Called with this object, the kind of a warning and its text.
-
-    Attributes:
-        facts: Facts of its groups.
-        buckets: Quantised buckets of each group.
-        versions: Versions of the tables that were written, by part.
-        stock: The ranks that stock exchanges were measured with, and their seconds by name.
-    """
-
-    def __init__(
-        self, number: int, limits: Limits, warn: Callable[[_Source, str, str], None]
-    ) -> None:
-        self.number = number
-        self.facts: dict[str, Any] = {}
-        self.buckets: dict[int, int] = {}
-        self.versions: dict[str, int] = {}
-        self.stock: tuple[Any, dict[str, float] | None] = None, None
-        self.means: Means | None = None
-        self.alarms = Alarms(limits, lambda kind, text: warn(self, kind, text))
+    number: int
+    alarms: Alarms
+    facts: dict[str, Any] = field(default_factory=dict)
+    buckets: dict[int, int] = field(default_factory=dict)  # quantised ones of each group
+    versions: dict[str, int] = field(default_factory=dict)  # of tables that were written, by part
+    # The ranks that stock exchanges were measured with, and their seconds by name.
+    stock: tuple[Any, dict[str, float] | None] = None, None
+    means: Means | None = None

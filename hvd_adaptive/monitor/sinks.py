@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import logging
 import math
@@ -44,20 +45,18 @@ class JsonLines:
 
     def __init__(self, path: Path, name: str, rank: int) -> None:
         self._file: IO[str] | None = None
-        self._flushed = time.monotonic()
-        self._path = path
-        if path.suffix != SUFFIX:
-            path.mkdir(parents=True, exist_ok=True)
+        self._flushed, self._path = time.monotonic(), path
+        is_file = path.suffix == SUFFIX
+        (path.parent if is_file else path).mkdir(parents=True, exist_ok=True)
+        if not is_file:
             begun = f"{name}-rank{rank}-{time.strftime('%Y%m%dT%H%M%S')}-{os.getpid()}"
             self._path = _unused(path, begun)
-        else:
-            path.parent.mkdir(parents=True, exist_ok=True)
 
     def write(self, record: Record) -> None:
         """Append a line; open the file if necessary."""
         if self._file is None:
             self._file = self._path.open("a", encoding="utf-8")
-        self._file.write(json.dumps(_plain(record), separators=(",", ":")) + "\n")
+        self._file.write(_line(record))
         now = time.monotonic()
         if record["kind"] != "step" or now - self._flushed > FLUSH_SECONDS:
             self._flushed = now
@@ -83,9 +82,8 @@ class PythonLog:
 
     def write(self, record: Record) -> None:
         """Log the record if its kind has a line."""
-        describe = _LINES.get(record["kind"])
-        if describe is not None:
-            self._logger.info("%s", describe(record))
+        if record["kind"] in _LINES:
+            self._logger.info("%s", _LINES[record["kind"]](record))
 
     def flush(self) -> None:
         pass
@@ -95,20 +93,18 @@ class PythonLog:
 
 
 def _start_line(record: Record) -> str:
-    """Return the line of a start record."""
-    groups = record["groups"]
-    return (
-        f"monitoring {record['scheme']} over {record['ranks']} ranks: "
-        f"{sum(group['coordinates'] for group in groups):,} coordinates in {len(groups)} groups"
-        + "".join(
-            f"; one exchange in stock {name} takes {1e3 * seconds:.1f} ms"
-            for name, seconds in (record.get("stock") or {}).items()
-        )
+    groups, stock = record["groups"], record.get("stock") or {}
+    coordinates = sum(group["coordinates"] for group in groups)
+    return "; ".join(
+        [
+            f"monitoring {record['scheme']} over {record['ranks']} ranks: {coordinates:,} "
+            f"coordinates in {len(groups)} groups",
+            *(f"one exchange in stock {name} takes {1e3 * s:.1f} ms" for name, s in stock.items()),
+        ]
     )
 
 
 def _step_line(record: Record) -> str:
-    """Return the line of a step record."""
     ratio, error = record["ratio"], record["relative_error"]
     figures = [
         f"{record['wire_bytes'] / 1e6:.3f} MB sent",
@@ -125,42 +121,27 @@ def _step_line(record: Record) -> str:
 _LINES: dict[str, Callable[[Record], str]] = {"start": _start_line, "step": _step_line}
 
 
-# Figures of a step record that are curves.
-SCALARS = (
-    "wire_bytes",
-    "payload_bytes",
-    "ratio",
-    "bits_per_coordinate",
-    "relative_error",
-    "encode_s",
-    "exchange_s",
-    "decode_s",
-    "step_s",
-    "peak_bytes",
-    "non_finite",
-    "table_version",
-)
+# Figures that are curves: of groups and steps, and of steps only.
+OF_GROUPS = ("payload_bytes", "relative_error", "encode_s", "exchange_s", "decode_s")
+OF_STEPS = ("wire_bytes", "ratio", "bits_per_coordinate", "step_s", "peak_bytes", "non_finite")
 
 
 class TensorBoard:
     """Writer of scalars by the user's object with ``add_scalar(tag, value, step)``."""
-
-    OF_GROUPS = ("payload_bytes", "relative_error", "encode_s", "exchange_s", "decode_s")
 
     def __init__(self, writer: Any, prefix: str) -> None:
         self._writer, self._prefix = writer, prefix
 
     def write(self, record: Record) -> None:
         """Write the scalars of a record of a step or a table."""
-        write = {"step": self._step, "table": self._table}.get(record["kind"])
-        if write is not None:
-            write(record)
+        if record["kind"] == "step":
+            self._step(record)
+        elif record["kind"] == "table":
+            self._table(record)
 
     def flush(self) -> None:
         """Flush the user's writer if it can be flushed."""
-        flush = getattr(self._writer, "flush", None)
-        if flush is not None:
-            flush()
+        getattr(self._writer, "flush", lambda: None)()
 
     def close(self) -> None:
         """Flush; the user closes the writer."""
@@ -168,10 +149,10 @@ class TensorBoard:
 
     def _step(self, record: Record) -> None:
         prefix = self._labelled(record)
-        for name in SCALARS:
+        for name in (*OF_GROUPS, *OF_STEPS, "table_version"):
             self._add(f"{prefix}/{name}", record[name], record["step"])
         for of_group in record["groups"]:
-            for name in self.OF_GROUPS:
+            for name in OF_GROUPS:
                 tag = f"{prefix}/group {of_group['group']}/{name}"
                 self._add(tag, of_group[name], record["step"])
 
@@ -192,20 +173,13 @@ def _unused(folder: Path, begun: str) -> Path:
     """Create and return a file that did not exist."""
     for count in range(10_000):
         path = folder / f"{begun}{f'-{count}' if count else ''}{SUFFIX}"
-        try:
+        with contextlib.suppress(FileExistsError):
             path.touch(exist_ok=False)
-        except FileExistsError:
-            continue
-        return path
+            return path
     raise FileExistsError(f"{folder}: has ten thousand files {begun}*{SUFFIX}")
 
 
-def _plain(value: Any) -> Any:
-    """Replace NaN and infinity by None, since JSON has no such numbers."""
-    if isinstance(value, float):
-        return value if math.isfinite(value) else None
-    if isinstance(value, Mapping):
-        return {name: _plain(of_name) for name, of_name in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [_plain(one) for one in value]
-    return value
+def _line(record: Record) -> str:
+    """Return a line of JSON, which has null for NaN and infinity."""
+    plain = json.loads(json.dumps(record), parse_constant=lambda name: None)
+    return json.dumps(plain, separators=(",", ":")) + "\n"

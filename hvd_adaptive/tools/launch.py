@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-import contextlib
 import importlib.util
 import json
 import os
 import shutil
-import subprocess
 import sys
-import sysconfig
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from hvd_adaptive.tools.processes import Job
+from hvd_adaptive.tools.processes import Job, output_of, search_path
 
 # Each launcher's program, and how to get it; the preferred launcher first.
 PROGRAMS = {
@@ -74,7 +71,7 @@ class Ranks:
         """Return this process's environment with what ranks need: the Python environment's
         programs, this package, and a fair share of this machine's threads."""
         paths = [str(Path(__file__).resolve().parents[2]), os.environ.get("PYTHONPATH", "")]
-        ours = {"PATH": _search_path(), "PYTHONPATH": os.pathsep.join(filter(None, paths))}
+        ours = {"PATH": search_path(), "PYTHONPATH": os.pathsep.join(filter(None, paths))}
         if self.hosts is not None:
             return os.environ | ours
         if os.geteuid() == 0:  # ranks on this machine can do no more than this process can
@@ -135,11 +132,9 @@ def results(job: Job) -> list[Any]:
     """
     code = job.wait()
     if code != 0:
-        how = (
-            f"did not end within {job.seconds:.0f} s"
-            if code is None
-            else f"ended with status {code}"
-        )
+        how = f"ended with status {code}"
+        if code is None:
+            how = f"did not end within {job.seconds:.0f} s"
         raise RanksError(f"{Path(job.command[0]).name} {how}", job.text())
     # horovodrun writes "[1,0]<stdout>:" before each line.
     lines = (line.partition(MARK) for line in job.text().splitlines())
@@ -188,19 +183,10 @@ _HINTS: Mapping[str, str] = {
 }
 
 
-def _search_path() -> str:
-    """Return PATH, with this Python environment's programs first, even if it is not activated."""
-    return os.pathsep.join([sysconfig.get_path("scripts"), os.environ.get("PATH", os.defpath)])
-
-
 def _found(launcher: str) -> str | None:
-    return shutil.which(PROGRAMS[launcher][0], path=_search_path())
+    return shutil.which(PROGRAMS[launcher][0], path=search_path())
 
 
 def _is_open_mpi() -> bool:
-    with contextlib.suppress(OSError, subprocess.TimeoutExpired):
-        done = subprocess.run(
-            [str(_found("mpi")), "--version"], capture_output=True, text=True, timeout=30
-        )
-        return "Open MPI" in done.stdout or "OpenRTE" in done.stdout
-    return False
+    about = output_of(str(_found("mpi")), "--version")
+    return "Open MPI" in about or "OpenRTE" in about

@@ -11,7 +11,7 @@ from __future__ import annotations
 import ast
 import itertools
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from hvd_adaptive.options import KINDS
@@ -36,6 +36,10 @@ class Method:
     def is_scheme(self) -> bool:
         """Return whether it is a scheme instead of stock Horovod's method."""
         return self.name not in STOCK
+
+    def having(self, **keywords: Any) -> Method:
+        """Return the same method with more keywords, or other values of those that it has."""
+        return replace(self, keywords={**self.keywords, **keywords})
 
     def scheme(self) -> Any:
         """Construct the compressor.

@@ -6,6 +6,7 @@ import contextlib
 import os
 import signal
 import subprocess
+import sysconfig
 import tempfile
 import time
 import uuid
@@ -19,6 +20,21 @@ MARKS = "HVD_ADAPTIVE_JOBS"
 CHECK_S = 1.0
 # After SIGTERM, and after a failure that should end the command by itself.
 GRACE_S = 5.0
+
+
+def search_path() -> str:
+    """Return PATH with the programs of this Python environment first, even if it is not
+    activated."""
+    return os.pathsep.join([sysconfig.get_path("scripts"), os.environ.get("PATH", os.defpath)])
+
+
+def output_of(*command: str) -> str:
+    """Return what a command prints; "" if it fails, or does not end within 30 s."""
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, errors="replace", timeout=30)
+    except (OSError, subprocess.TimeoutExpired):
+        return ""
+    return done.stdout if done.returncode == 0 else ""
 
 
 class Job:
@@ -46,7 +62,7 @@ class Job:
         marks = " ".join([*variables.get(MARKS, "").split(), self._mark])
         self._text = ""
         self._output: IO[bytes] = (
-            tempfile.TemporaryFile() if output is None else output.open("w+b")  # noqa: SIM115
+            output.open("w+b") if output else tempfile.TemporaryFile()  # noqa: SIM115
         )
         self.command, self.seconds = list(command), seconds
         self.deadline = time.monotonic() + seconds

@@ -10,7 +10,7 @@ import pytest
 from hvd_adaptive.tools import launch
 from hvd_adaptive.tools.cli import main
 from hvd_adaptive.tools.launch import Ranks, RanksError, run_ranks
-from hvd_adaptive.tools.plan import measure
+from hvd_adaptive.tools.plan.command import started
 
 pytestmark = [pytest.mark.parallel, pytest.mark.timeout(200)]
 
@@ -53,7 +53,7 @@ def test_bench_exchange(capsys):
 
 @pytest.mark.parametrize("launcher", ["mpi", pytest.param("gloo", marks=pytest.mark.thorough)])
 def test_constants_of_collectives(launcher):
-    with measure.started(["float16", "QSGD(bits=8)"], 4, launcher) as finish:
+    with started(["float16", "QSGD(bits=8)"], 4, launcher) as finish:
         found = finish()
     (codec,) = found.codecs
     assert codec.label == "QSGD(bits=8)" and codec.second_bits < 9

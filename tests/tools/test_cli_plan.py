@@ -20,11 +20,11 @@ from hypothesis import strategies as st
 from plan_machines import machine
 
 from hvd_adaptive.tools import launch
-from hvd_adaptive.tools.bench.gradients import heavy_tailed
+from hvd_adaptive.tools.bench.backward import heavy_tailed
 from hvd_adaptive.tools.bench.models import MODELS, shapes
 from hvd_adaptive.tools.cli import main
 from hvd_adaptive.tools.methods import parse
-from hvd_adaptive.tools.plan import command, measure, worker
+from hvd_adaptive.tools.plan import command, worker
 from hvd_adaptive.tools.plan.command import bandwidth
 from hvd_adaptive.tools.plan.model import Cost
 
@@ -34,7 +34,7 @@ COMMAND = ["plan", "--model", "resnet18", "--ranks", "4", "--bandwidth", "1gbit"
 @pytest.fixture(autouse=True)
 def installed(monkeypatch):
     """Horovod is, also where the suite runs without it."""
-    monkeypatch.setattr(command, "has_horovod", lambda: True)
+    monkeypatch.setattr(launch, "has_horovod", lambda: True)
 
 
 @pytest.fixture
@@ -47,7 +47,7 @@ def measured(monkeypatch):
     def started(texts, ranks, launcher):
         yield lambda: replace(own, launcher=launcher)
 
-    monkeypatch.setattr(measure, "started", started)
+    monkeypatch.setattr(command, "started", started)
 
 
 @pytest.fixture
@@ -66,8 +66,8 @@ def ranks(monkeypatch):
             raise ranks.found
         return [ranks.found]
 
-    monkeypatch.setattr(measure, "start_ranks", start_ranks)
-    monkeypatch.setattr(measure, "results", results)
+    monkeypatch.setattr(launch, "start_ranks", start_ranks)
+    monkeypatch.setattr(launch, "results", results)
     return ranks
 
 
@@ -146,14 +146,14 @@ def test_nothing_is_measured_before_that_line(ranks, monkeypatch, capsys):
         assert "on the link alone" in capsys.readouterr().err
         raise launch.RanksError("enough")
 
-    monkeypatch.setattr(measure, "results", results)
+    monkeypatch.setattr(launch, "results", results)
     assert main(COMMAND) == 1 and "error: enough" in capsys.readouterr().err
 
 
 def test_started_imports_no_torch():
     """So that ranks, which need seconds for it, import it at the same time."""
     code = (
-        "import sys; from hvd_adaptive.tools.plan import measure; assert 'torch' not in sys.modules"
+        "import sys; from hvd_adaptive.tools.plan import command; assert 'torch' not in sys.modules"
     )
     subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
 
@@ -173,7 +173,7 @@ def test_constants_of_steps(cores, share):
 
 
 def test_command_without_horovod(monkeypatch, capsys):
-    monkeypatch.setattr(command, "has_horovod", lambda: False)
+    monkeypatch.setattr(launch, "has_horovod", lambda: False)
     assert main(COMMAND) == 1
     said = " ".join(capsys.readouterr().err.split())
     assert "Horovod, whose collectives are measured, is not installed" in said

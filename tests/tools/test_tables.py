@@ -12,11 +12,11 @@ from rich.console import Console
 from hvd_adaptive.tools import output
 from hvd_adaptive.tools.bench import command as bench
 from hvd_adaptive.tools.bench.codec import Options
-from hvd_adaptive.tools.bench.exchange import Measured
+from hvd_adaptive.tools.bench.worker import REPORTED
+from hvd_adaptive.tools.output import Column, fitting, make_table
 from hvd_adaptive.tools.plan import text as plan
 from hvd_adaptive.tools.plan.model import Job, advise, predict
 from hvd_adaptive.tools.schemes import command as schemes
-from hvd_adaptive.tools.tables import Column, fitting, make_table
 
 LONG = "ALQ(bits=3, norm='linf', exchange=ScatterReduce(second_stage_bits=4))"
 SHORT = "QSGD(bits=4, norm='linf')"
@@ -31,14 +31,11 @@ def print_plan() -> None:
 
 
 def print_exchange() -> None:
-    rows = [
-        Measured("float32", 1.0071, (1.0012, 1.0123)),
-        Measured(LONG, 0.1151, (0.1112, 0.1193), 4.383e6, 0.1421, 0.0312, 0.0423, 0.0231),
-    ]
-    bench._print_exchange(
-        rows,
-        {"coordinates": 11_689_512, "tensors": 62, "ranks": 4, "hosts": 4, "launcher": "mpi"},
-    )
+    stock = {"method": "float32", "seconds": 1.0071, "quartiles": (1.0012, 1.0123)}
+    scheme = {"method": LONG, "seconds": 0.1151, "quartiles": (0.1112, 0.1193)}
+    scheme |= dict(zip(REPORTED, (4.383e6, 0.1421, 0.0312, 0.0423, 0.0231), strict=True))
+    facts = {"coordinates": 11_689_512, "tensors": 62, "ranks": 4, "hosts": 4, "launcher": "mpi"}
+    bench._print_exchange(facts | {"methods": [stock | dict.fromkeys(REPORTED), scheme]})
 
 
 def print_codec() -> None:

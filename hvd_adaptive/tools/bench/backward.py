@@ -1,9 +1,10 @@
-"""Define a backward pass without arithmetic, which fires the hooks of given gradients."""
+"""Define a backward pass without arithmetic, and gradients made from random numbers."""
 
 from __future__ import annotations
 
 import inspect
 import time
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -11,6 +12,12 @@ from torch import nn
 
 # (name, shape) of each parameter, in the order of the forward pass.
 Shapes = list[tuple[str, tuple[int, ...]]]
+
+
+def heavy_tailed(shape: Sequence[int], generator: torch.Generator) -> torch.Tensor:
+    """Return normal numbers whose scales are log-normal (float32)."""
+    scales = torch.randn(tuple(shape), generator=generator).mul_(0.5).exp_()
+    return torch.randn(tuple(shape), generator=generator).mul_(scales).mul_(1e-2)
 
 
 class _Layer(torch.autograd.Function):
@@ -37,11 +44,9 @@ class FakeNetwork(nn.Module):
 
     Args:
         shapes: of the parameters.
-        memory: values of all parameters (flat). The networks of all methods may share it, since
-            nothing is learnt.
+        memory: values of all parameters (flat), which networks may share: nothing is learnt.
         variants: [variant][slot] gradients.
-        seconds: of a backward pass, the same for all layers. The processor is free meanwhile, as if
-            a GPU computed.
+        seconds: of a backward pass, the same for all layers. The processor is free meanwhile.
     """
 
     def __init__(
@@ -60,8 +65,7 @@ class FakeNetwork(nn.Module):
         self.pause = seconds / len(shapes)
 
     def fill(self, variant: int) -> None:
-        """Set every ``grad`` to a copy of a variant's gradient in new memory, as a backward pass
-        does."""
+        """Set every ``grad`` to a copy of a variant's gradient, as a backward pass does."""
         for parameter, gradient in zip(self.layers, self.variants[variant], strict=True):
             parameter.grad = gradient.clone()
 

@@ -10,10 +10,11 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import functools
+import itertools
 import math
 import statistics
-import sys
-import time
+import timeit
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -29,8 +30,9 @@ from hvd_adaptive.tools.methods import read, written
 
 BITS = tuple(range(2, 9))  # of table schemes
 TABLE_SCHEMES = ("ALQ", "AMQ", "NUQSGD", "QSGD")
-# The other schemes, by their keywords.
-OTHERS: dict[str, tuple[dict[str, Any], ...]] = {
+# The keywords of each scheme's cases.
+CASES: dict[str, tuple[dict[str, Any], ...]] = {
+    **{name: tuple({"bits": bits} for bits in BITS) for name in TABLE_SCHEMES},
     "ECDQ": tuple({"bits": bits} for bits in (0.5, 1.0, 2.0, 3.0, 5.0, 8.0)),
     "EDEN": tuple({"bits": bits} for bits in (1, 2, 3, 4, 8)),
     "DRIVE": ({},),
@@ -49,7 +51,7 @@ OTHERS: dict[str, tuple[dict[str, Any], ...]] = {
     "SparseSGD": ({"density": 0.01}, {"density": 0.1}),
     "QCS": ({"gain": 10}, {"gain": 30}, {"gain": 100}, {"gain": 10, "estimator": "mmse"}),
 }
-NAMES = (*TABLE_SCHEMES, *OTHERS)
+NAMES = tuple(CASES)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,7 +60,7 @@ class Options:
 
     Args:
         schemes: among NAMES.
-        bits: of all schemes that have bits; None for table_bits and those of OTHERS.
+        bits: of all schemes that have bits; None for table_bits and those of CASES.
         table_bits: of table schemes.
         codings: among coding.codings.CODINGS.
         norm: of table schemes; None for each one's own.
@@ -80,16 +82,12 @@ class Options:
 
 def cases(options: Options) -> dict[str, Any]:
     """Return {label: scheme}."""
-    shared = {"bucket_size": options.bucket_size}
-    norm = {} if options.norm is None else {"norm": options.norm}
-    made = {
-        written(name, {"bits": bits}): getattr(hvd_adaptive, name)(bits=bits, **norm, **shared)
-        for name in TABLE_SCHEMES
-        if name in options.schemes
-        for bits in options.bits or options.table_bits
-    }
-    for name in [name for name in OTHERS if name in options.schemes]:
-        for own in _keywords(name, options.bits):
+    made = {}
+    for name in [name for name in NAMES if name in options.schemes]:
+        shared: dict[str, Any] = {"bucket_size": options.bucket_size}
+        if options.norm is not None and name in TABLE_SCHEMES:
+            shared["norm"] = options.norm
+        for own in _keywords(name, options):
             made[written(name, own)] = getattr(hvd_adaptive, name)(**own, **shared)
     if options.device != "cpu":
         device = torch.device(options.device)
@@ -98,24 +96,23 @@ def cases(options: Options) -> dict[str, Any]:
     return made | again if "fixed" in options.codings else again
 
 
-def _keywords(name: str, bits: Sequence[int] | None) -> Sequence[dict[str, Any]]:
-    """Return the keywords of a scheme's cases: those of OTHERS, or with the given bits."""
-    own = OTHERS[name]
-    return own if bits is None or "bits" not in own[0] else [{"bits": b} for b in bits]
+def _keywords(name: str, options: Options) -> Sequence[dict[str, Any]]:
+    """Return the keywords of a scheme's cases: those of CASES, or with the given bits."""
+    bits = options.bits or (options.table_bits if name in TABLE_SCHEMES else None)
+    if bits is None or "bits" not in CASES[name][0]:
+        return CASES[name]
+    return [{"bits": b} for b in bits]
 
 
 def _coded(made: dict[str, Any], codings: Sequence[str]) -> dict[str, Any]:
     """Return the same schemes with each lossless coder that they allow."""
     again = {}
-    for coding in [coding for coding in codings if coding != "fixed"]:
-        for label, scheme in made.items():
-            if coding not in scheme.parts.default.codings:
-                continue
+    for coding, (label, scheme) in itertools.product(codings, made.items()):
+        if coding != "fixed" and coding in scheme.parts.default.codings:
             (method,) = read(label)
-            own = {**method.keywords, "coding": coding}
             keywords = keywords_of(scheme) | {"coding": coding}
             with contextlib.suppress(ValueError):  # tables that this coder does not code
-                again[written(method.name, own)] = type(scheme)(**keywords)
+                again[str(method.having(coding=coding))] = type(scheme)(**keywords)
     return again
 
 
@@ -166,16 +163,15 @@ def measure(codec: Any, label: str, options: Options) -> dict[str, float]:
         action()
     times: dict[str, list[float]] = {name: [] for name in actions}
     clock = CLOCKS[options.device]
-    quiet = not sys.stderr.isatty()
     order = list(actions.items())
-    for _ in tqdm(range(options.rounds), desc=label, leave=False, disable=quiet):
+    # The bar is shown on terminals only.
+    for _ in tqdm(range(options.rounds), desc=label, leave=False, disable=None):
         flat.normal_()
         for name, action in order:
             times[name].append(clock(action))
         order.reverse()  # none of them always finds the caches as the same other one leaves them
     medians = {name: statistics.median(values) for name, values in times.items()}
-    pairs = zip(times["sealed"], times["bare"], strict=True)
-    longer = [sealed - bare for sealed, bare in pairs]
+    longer = [a - b for a, b in zip(times["sealed"], times["bare"], strict=True)]
     # The first of a pair finds the caches cold: each of the two is so in every second round.
     orders = [statistics.median(longer[place::2]) for place in range(min(2, len(longer)))]
     medians["checksum"] = statistics.mean(orders)
@@ -214,13 +210,6 @@ def _median_error(values: list[float]) -> float:
     return math.sqrt(math.pi / 2) * (high - low) / 1.349 / math.sqrt(len(values))
 
 
-def _seconds(function: Callable[[], object]) -> float:
-    """Return the wall seconds of one call."""
-    begin = time.perf_counter()
-    function()
-    return time.perf_counter() - begin
-
-
 # Clock cycles for which the GPU is kept busy while the host queues what is timed.
 AHEAD = 1_000_000
 
@@ -237,6 +226,6 @@ def _gpu_seconds(function: Callable[[], object]) -> float:
 
 
 CLOCKS: dict[str, Callable[[Callable[[], object]], float]] = {
-    "cpu": _seconds,
+    "cpu": functools.partial(timeit.timeit, number=1),
     "cuda": _gpu_seconds,
 }

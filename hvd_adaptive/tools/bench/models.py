@@ -2,38 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from types import MappingProxyType
-
 import numpy as np
 
 # Tensors and coordinates. ResNets and VGG: for ImageNet, as torchvision builds them; BERT (base,
 # uncased, with pooler) and GPT-2 (small): as Hugging Face does; LeNet: Caffe's; lstm: two layers of
 # 472 units over 10,000 words.
-MODELS: Mapping[str, tuple[int, int]] = MappingProxyType(
-    {
-        "lenet": (8, 431_080),
-        "resnet18": (62, 11_689_512),
-        "lstm": (11, 13_022_096),
-        "resnet50": (161, 25_557_032),
-        "bert-base": (199, 109_482_240),
-        "gpt2": (148, 124_439_808),
-        "vgg16": (32, 138_357_544),
-    }
-)
+MODELS = {
+    "lenet": (8, 431_080),
+    "resnet18": (62, 11_689_512),
+    "lstm": (11, 13_022_096),
+    "resnet50": (161, 25_557_032),
+    "bert-base": (199, 109_482_240),
+    "gpt2": (148, 124_439_808),
+    "vgg16": (32, 138_357_544),
+}
 
 
 def tensors_and_coordinates(model: str | None, params: int | None) -> tuple[int, int]:
-    """Return the tensors and coordinates of a model.
-
-    Args:
-        model: its name. If None, ``params`` is used.
-        params: number of coordinates, in tensors of a ResNet-50's mean size.
-    """
-    if model is not None:
-        return MODELS[model]
+    """Return the tensors and coordinates of a model, or of ``params`` coordinates, if given, in
+    tensors of a ResNet-50's mean size."""
     if params is None:
-        raise ValueError("model=None, params=None: give one of them")
+        return MODELS[str(model)]
     tensors, coordinates = MODELS["resnet50"]
     return max(1, round(params * tensors / coordinates)), params
 
@@ -45,12 +34,11 @@ SMALL = 512
 
 
 def shapes(tensors: int, coordinates: int) -> list[tuple[str, tuple[int, ...]]]:
-    """Return names and shapes of tensors as convolutional networks have them: weights that grow
-    with the depth, each followed by small tensors.
+    """Return names and shapes of ``tensors`` tensors with ``coordinates`` in all, at least one in
+    each.
 
-    Args:
-        tensors: number of tensors.
-        coordinates: of all tensors together, at least one for each.
+    They are as convolutional networks have them: weights that grow with the depth, each followed by
+    small tensors.
     """
     weights = -(-tensors // TENSORS_A_WEIGHT)
     others = tensors - weights

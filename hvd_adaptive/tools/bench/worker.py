@@ -1,13 +1,14 @@
 """Exchange gradients by each method in turn, as one rank of `bench exchange`.
 
 ``python -m hvd_adaptive.tools.bench.worker PLAN``: a JSON object with tensors, coordinates, steps
-and methods, as ``tools.methods`` reads them. The first rank sends {label: {"seconds": [...], ...}};
-seconds are those of the slowest rank in each step.
+and methods, as ``tools.methods`` reads them. The first rank sends the numbers of ranks and hosts,
+and each method's figures.
 """
 
 from __future__ import annotations
 
 import json
+import statistics
 import sys
 import time
 from collections.abc import Iterator
@@ -15,14 +16,13 @@ from typing import Any
 
 import torch
 
-from hvd_adaptive.tools.bench.backward import FakeNetwork, Still
-from hvd_adaptive.tools.bench.gradients import heavy_tailed
+from hvd_adaptive.tools.bench.backward import FakeNetwork, Still, heavy_tailed
 from hvd_adaptive.tools.bench.models import shapes
 from hvd_adaptive.tools.launch import send_result
 from hvd_adaptive.tools.methods import parse
 
 WARM_UP = 3
-REPORTED = ("payload_bytes", "wire_bytes", "relative_error", "encode_s", "exchange_s", "decode_s")
+REPORTED = ("wire_bytes", "relative_error", "encode_s", "exchange_s", "decode_s")
 
 
 def main() -> None:
@@ -32,12 +32,15 @@ def main() -> None:
     plan = json.loads(sys.argv[1])
     hvd.init()
     each = networks(plan["tensors"], plan["coordinates"], hvd.rank())
-    found = {}
+    rows = []
     for method in parse(plan["methods"]):
         compression = method.compression(hvd.Compression)
-        found[method.label] = measured(hvd, next(each), compression, plan["steps"])
+        seconds, means = measured(hvd, next(each), compression, plan["steps"])
+        first, median, third = statistics.quantiles(seconds * 2, n=4, method="inclusive")
+        row = {"method": method.label, "seconds": median, "quartiles": (first, third)}
+        rows.append(row | dict.fromkeys(REPORTED) | means)
     if hvd.rank() == 0:
-        send_result(found | {"": {"ranks": hvd.size(), "hosts": hvd.cross_size()}})
+        send_result({"ranks": hvd.size(), "hosts": hvd.cross_size(), "methods": rows})
     hvd.shutdown()
 
 
@@ -52,7 +55,9 @@ def networks(tensors: int, coordinates: int, rank: int) -> Iterator[FakeNetwork]
         yield FakeNetwork(named, memory, [variant])
 
 
-def measured(hvd: Any, network: FakeNetwork, scheme: Any, steps: int) -> dict[str, Any]:
+def measured(
+    hvd: Any, network: FakeNetwork, scheme: Any, steps: int
+) -> tuple[list[float], dict[str, float]]:
     """Return the slowest rank's seconds of each step, and means of a scheme's reports."""
     optimizer = hvd.DistributedOptimizer(
         Still(network.parameters(), lr=1.0), named_parameters=network.named(), compression=scheme
@@ -75,7 +80,7 @@ def measured(hvd: Any, network: FakeNetwork, scheme: Any, steps: int) -> dict[st
     if hasattr(scheme, "close"):
         scheme.close()
     means = {n: sum(r[n] for r in reports) / len(reports) for n in REPORTED} if reports else {}
-    return {"seconds": slowest} | means
+    return slowest, means
 
 
 if __name__ == "__main__":

@@ -6,14 +6,15 @@ import os
 import platform
 import sys
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from hvd_adaptive.tools.install.diagnose import InstallError, diagnose
-from hvd_adaptive.tools.install.environment import Mpi, Torch, find_mpi, find_torch, search_path
+from hvd_adaptive.tools.install.environment import Mpi, Torch, find_mpi, find_torch
 from hvd_adaptive.tools.install.install import probe
 from hvd_adaptive.tools.launch import ROOT, Ranks, RanksError, available, hints, run_ranks
+from hvd_adaptive.tools.processes import search_path
 
 FINE, NOTE, PROBLEM = "fine", "note", "problem"
 RANKS = 2
@@ -30,7 +31,7 @@ class Finding:
     subject: str
     status: str
     text: str
-    hints: tuple[str, ...] = field(default=())
+    hints: tuple[str, ...] = ()
 
 
 @dataclass
@@ -50,10 +51,9 @@ def check_torch(context: Context) -> Iterator[Finding]:
     except InstallError as error:
         yield Finding("torch", PROBLEM, str(error), error.hints)
         return
-    cuda = f", CUDA {context.torch.cuda}" if context.torch.cuda else ", for the CPU"
-    yield Finding(
-        "torch", FINE, f"{context.torch.version}{cuda}, Python {platform.python_version()}"
-    )
+    cuda = f"CUDA {context.torch.cuda}" if context.torch.cuda else "for the CPU"
+    text = f"{context.torch.version}, {cuda}, Python {platform.python_version()}"
+    yield Finding("torch", FINE, text)
 
 
 def check_mpi(context: Context) -> Iterator[Finding]:
@@ -148,8 +148,8 @@ def _exchange(launcher: str, seconds: float) -> Iterator[Finding]:
         text = " | ".join([str(error), *last])
         yield Finding(subject, PROBLEM, text, tuple(hints(error.output)))
         return
-    if len(results) != RANKS or {rank["ranks"] for rank in results} != {RANKS}:
-        found = [rank["ranks"] for rank in results]
+    found = [rank["ranks"] for rank in results]
+    if found != [RANKS] * RANKS:
         text = f"{len(results)} processes that see {found} ranks, not {RANKS} that see each other"
         hint = "mpirun is another MPI's than the one that Horovod was built with"
         yield Finding(subject, PROBLEM, text, (hint, REBUILD))

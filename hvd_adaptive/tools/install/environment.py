@@ -7,16 +7,17 @@ import os
 import re
 import runpy
 import shutil
-import subprocess
 import sys
 import sysconfig
 from dataclasses import dataclass
 from pathlib import Path
 
+from hvd_adaptive.tools.processes import output_of, search_path
+
 from .diagnose import MISSING, InstallError
 
 VERSION = "0.28.1"
-SITE, SCRIPTS = (Path(sysconfig.get_path(name)) for name in ("platlib", "scripts"))
+SITE = Path(sysconfig.get_path("platlib"))
 USUAL_CUDA = Path("/usr/local/cuda")
 _FOR_GPU = (
     "a GPU build needs a torch with CUDA, nvcc of the same major version (HOROVOD_CUDA_HOME), and "
@@ -96,17 +97,11 @@ class Facts:
 
 def gather(options: Options) -> Facts:
     """Look at this Python's environment."""
-    torch = find_torch()
-    mpi = find_mpi(search_path()) if options.mpi else None
+    torch, mpi = find_torch(), find_mpi(search_path()) if options.mpi else None
     # Horovod's CMake uses only these instruction sets, each if the building CPU has it.
     flags = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace")
     cpu = tuple(name for name in ("avx", "f16c", "fma") if re.search(rf"\b{name}\b", flags))
     return Facts(options, torch, mpi, find_gpu(options.cuda, torch.cuda), cpu)
-
-
-def search_path() -> str:
-    """Return PATH with the environment's own programs first, whether or not it is activated."""
-    return os.pathsep.join([str(SCRIPTS), os.environ.get("PATH", os.defpath)])
 
 
 def find_torch() -> Torch:
@@ -130,11 +125,10 @@ def read_torch(root: Path) -> Torch:
 
 def find_mpi(path: str) -> Mpi | None:
     """Return the MPI of the first mpicxx on the search path, or None."""
-    found = shutil.which("mpicxx", path=path)
-    if found is None:
+    if (found := shutil.which("mpicxx", path=path)) is None:
         return None
     # Open MPI knows the first option, MPICH and Intel MPI the second.
-    words = _output(found, "-showme:version") or _output(found, "-v")
+    words = output_of(found, "-showme:version") or output_of(found, "-v")
     name = re.search(r"(Open MPI|MPICH|Intel\(R\) MPI)\D*([\d.]+)", words)
     return Mpi(Path(found), " ".join(name.groups()) if name else "MPI")
 
@@ -144,7 +138,7 @@ def find_gpu(wish: str, torch_cuda: str | None) -> Gpu:
     missing is an error; if it is "no", NCCL is not used."""
     home = _cuda_home() if torch_cuda else None
     nccl = _find_nccl(home) if home else None
-    says = _output(str(home / "bin/nvcc"), "--version") if home else ""
+    says = output_of(str(home / "bin/nvcc"), "--version") if home else ""
     version = "".join(re.findall(r"release (\d+\.\d+)", says)[:1])
     if torch_cuda is None:
         reason = "CPU build: torch has no CUDA"
@@ -188,12 +182,3 @@ def _find_nccl(cuda: Path) -> tuple[Path, Path] | None:
 
 def _first(home: Path, *patterns: str) -> Path | None:
     return next((path for one in patterns for path in sorted(home.glob(one))), None)
-
-
-def _output(*command: str) -> str:
-    """Return what a command prints; "" if it fails, or does not end within 30 s."""
-    try:
-        done = subprocess.run(command, capture_output=True, text=True, errors="replace", timeout=30)
-    except (OSError, subprocess.TimeoutExpired):
-        return ""
-    return done.stdout if done.returncode == 0 else ""

@@ -15,9 +15,11 @@ import sysconfig
 from pathlib import Path
 from typing import NamedTuple
 
+from hvd_adaptive.tools.processes import search_path
+
 from . import preflight
 from .diagnose import MISSING, InstallError
-from .environment import Facts, search_path
+from .environment import Facts
 
 # This number is raised whenever the same inputs would give other machine code than before.
 RECIPE = 1

@@ -1,5 +1,5 @@
 """Predict the time of a training step, compressed and not: `hvd-adaptive plan`.
 
-command is the command line, model the formulas, measure the constants of this machine, worker
-the program of its ranks, text the printed table and formula.
+command is the command line, which starts two ranks that measure this machine (worker), model the
+formulas, text the printed table and formula.
 """

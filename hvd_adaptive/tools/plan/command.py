@@ -1,21 +1,25 @@
-"""Define `hvd-adaptive plan`."""
+"""Define `hvd-adaptive plan`.
+
+This module imports no torch, so that the ranks that it starts import it while this process does.
+"""
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import os
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, replace
 from typing import TYPE_CHECKING
 
-from hvd_adaptive.tools import output
+from hvd_adaptive.tools import launch, output
 from hvd_adaptive.tools.bench.models import MODELS, tensors_and_coordinates
-from hvd_adaptive.tools.launch import LAUNCHERS, RanksError, available, has_horovod, hints
 
 if TYPE_CHECKING:
     from hvd_adaptive.tools.plan.model import Machine
 
+HELP = "predict what compression would save, and recommend a method"
 DESCRIPTION = """\
 Predict the time of a training step with float32, float16 and schemes, and
 recommend one, or none. Codecs and Horovod's calls are measured on this machine
@@ -31,17 +35,12 @@ EXIT_CODES = """\
 exit status: 0 predicted, 1 ranks could not be started here, 2 wrong arguments"""
 DEFAULTS = ("ALQ(bits=3)", "EDEN(bits=2)")
 UNITS = {"k": 1e3, "m": 1e6, "g": 1e9}
+LIMIT = 60.0  # seconds for ranks, and as many for each method; then they count as hanging
 
 
 def register(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     """Add the command to the `hvd-adaptive` parser."""
-    parser = commands.add_parser(
-        "plan",
-        help="predict what compression would save, and recommend a method",
-        description=DESCRIPTION,
-        epilog=EXIT_CODES,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    parser = output.add_command(commands, "plan", run, HELP, DESCRIPTION, EXIT_CODES)
     add = parser.add_argument
     size = parser.add_mutually_exclusive_group(required=True)
     size.add_argument("--model", choices=MODELS, metavar="NAME", help=", ".join(MODELS))
@@ -57,11 +56,11 @@ def register(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> N
     compute = "milliseconds of forward and backward pass without any exchange"
     add("--compute-ms", type=output.positive, metavar="MS", help=compute)
     add("--cores", type=output.positive, metavar="N", help="cores of each host (default: as here)")
-    add("--launcher", choices=LAUNCHERS, help="whose collectives (default: mpi if it is there)")
+    launcher = "whose collectives (default: mpi if it is there)"
+    add("--launcher", choices=launch.LAUNCHERS, help=launcher)
     methods = f"schemes, as in Python (default: {', '.join(DEFAULTS)}); stock methods are added"
     add("--methods", "--schemes", nargs="+", default=DEFAULTS, metavar="METHOD", help=methods)
     add("--json", action="store_true", help="print JSON")
-    parser.set_defaults(run=run, parser=parser)
 
 
 def bandwidth(text: str) -> float:
@@ -76,23 +75,48 @@ def bandwidth(text: str) -> float:
 
 def run(arguments: argparse.Namespace) -> int:
     """Run the command and return the exit status."""
-    from hvd_adaptive.tools.plan import measure
-
     ranks, per_host = arguments.ranks, arguments.ranks_per_host
     if ranks % per_host:
         arguments.parser.error(f"--ranks-per-host {per_host}: must divide --ranks {ranks}")
-    if not has_horovod():
+    if not launch.has_horovod():
         missing = "Horovod, whose collectives are measured, is not installed"
         output.print_failure(ModuleNotFoundError(missing), ["hvd-adaptive install-horovod"])
         return output.PROBLEM
-    launcher = arguments.launcher or (available() or ["mpi"])[0]
+    launcher = arguments.launcher or (launch.available() or ["mpi"])[0]
     try:
-        with measure.started(arguments.methods, ranks, launcher) as finish:
+        with started(arguments.methods, ranks, launcher) as finish:
             return _predict(arguments, launcher, finish)
-    except RanksError as error:
-        what = [*hints(error.output), "hvd-adaptive doctor says more"]
+    except launch.RanksError as error:
+        what = [*launch.hints(error.output), "hvd-adaptive doctor says more"]
         output.print_failure(error, what, lines=10)
         return output.PROBLEM
+
+
+@contextlib.contextmanager
+def started(texts: Sequence[str], ranks: int, launcher: str) -> Iterator[Callable[[], Machine]]:
+    """Start to measure methods, as ``tools.methods`` reads them, for a job of ``ranks`` ranks.
+
+    Two ranks on this machine (worker) exchange over TCP on the loopback device, which limits
+    nothing: what is left is the time of the processor.
+
+    Yields:
+        A function that waits for what is measured. Like this one it raises RanksError.
+    """
+    two, limit = launch.Ranks(2, launcher, tcp=True), LIMIT * (1 + len(texts))
+    module = "hvd_adaptive.tools.plan.worker"
+    job = launch.start_ranks(module, [list(texts), ranks], two, limit)
+
+    def finish() -> Machine:
+        from hvd_adaptive.tools.plan.model import Cost, Machine
+
+        (found,) = launch.results(job)
+        codecs = tuple(Cost(**one) for one in found.pop("codecs"))
+        return Machine(launcher, codecs=codecs, **found)
+
+    try:
+        yield finish
+    finally:
+        job.end()
 
 
 def _predict(arguments: argparse.Namespace, launcher: str, finish: Callable[[], Machine]) -> int:
@@ -123,13 +147,14 @@ def _predict(arguments: argparse.Namespace, launcher: str, finish: Callable[[], 
     machine = finish()
     predictions = model.predict(job, machine)
     choice, reason = model.advise(predictions)
-    recommended = {"compression": model.in_script(choice), "why": reason}
+    compression = model.in_script(choice)
     if arguments.json:
         rows = [asdict(p) for p in predictions]
         plan = {"job": asdict(job), "machine": asdict(machine), "predictions": rows}
+        recommended = {"compression": compression, "why": reason}
         output.print_json(plan | {"recommended": recommended})
         return output.OK
     text.print_plan(predictions, choice, job, machine)
-    said = "recommended: {compression}\n  {why}".format(**recommended)
+    said = f"recommended: {compression}\n  {reason}"
     output.console().print(said, style="bold", markup=False, soft_wrap=True)
     return output.OK

@@ -10,7 +10,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from hvd_adaptive.tools.methods import STOCK, read, written
+from hvd_adaptive.tools.methods import STOCK, read
 from hvd_adaptive.transport.world import MOST_DIRECT
 
 # Part of a link's rate that Open MPI's rings of three or more ranks reach, and all other messages:
@@ -128,19 +128,13 @@ def predict(job: Job, machine: Machine) -> list[Forecast]:
         terms = step, wire, codec, calls, sent
         return Forecast(cost.label, exchange, *terms, cost.error, cost.unbiased)
 
-    found = [
-        forecast(one, "ring", 2 * part * one.bits, 0.0, machine.stock_call_s)
-        for one in (FLOAT32, FLOAT16)
-    ]
-    for own in machine.codecs:
-        sums = {
-            "allgather": ((job.ranks - 1) * own.bits, own.encode_s + job.ranks * own.decode_s),
-            "scatter_reduce": (
-                part * (own.bits + own.second_bits),
-                own.encode_s + own.decode_s + own.second_s,
-            ),
-        }
-        found += [forecast(own, name, *sums[name], machine.scheme_call_s) for name in sums]
+    stock_s, call_s = machine.stock_call_s, machine.scheme_call_s
+    found = [forecast(c, "ring", 2 * part * c.bits, 0.0, stock_s) for c in (FLOAT32, FLOAT16)]
+    for c in machine.codecs:
+        bits, codec_s = (job.ranks - 1) * c.bits, c.encode_s + job.ranks * c.decode_s
+        found.append(forecast(c, "allgather", bits, codec_s, call_s))
+        bits, codec_s = part * (c.bits + c.second_bits), c.encode_s + c.decode_s + c.second_s
+        found.append(forecast(c, "scatter_reduce", bits, codec_s, call_s))
     return sorted(found, key=lambda one: one.step_s)
 
 
@@ -170,7 +164,7 @@ def in_script(prediction: Forecast) -> str:
     if prediction.method in STOCK:
         return f"hvd.Compression.{STOCK[prediction.method]}"
     (method,) = read(prediction.method)
-    return written(method.name, {**method.keywords, "exchange": prediction.exchange})
+    return str(method.having(exchange=prediction.exchange))
 
 
 def milliseconds(seconds: float) -> str:

@@ -4,34 +4,32 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from hvd_adaptive.tools.output import console
+from hvd_adaptive.tools.output import Column, console, print_table
 from hvd_adaptive.tools.plan import model
 from hvd_adaptive.tools.plan.model import Forecast, Job, Machine
-from hvd_adaptive.tools.tables import Column, make_table
 
 
 def print_plan(
     predictions: Sequence[Forecast], choice: Forecast, job: Job, machine: Machine
 ) -> None:
     """Print a table of the faster exchange of each method, and the formula."""
-    out = console()
-    names = ("method\nexchange", "step", "wire", "codec", "calls", "MB", "error")
-    columns = [Column(name, text=not place, least=40) for place, name in enumerate(names)]
+    columns = [Column("method\nexchange", text=True, least=40)]
+    columns += map(Column, ("step", "wire", "codec", "calls", "MB", "error"))
     faster: dict[str, Forecast] = {}
     for prediction in predictions:  # the fastest comes first
         faster.setdefault(prediction.method, prediction)
     rows = [
         (
             f"{p.method}\n{p.exchange}",
-            *(_rounded(1e3 * t) for t in (p.step_s, p.wire_s, p.codec_s, p.calls_s)),
+            *map(_rounded, (1e3 * p.step_s, 1e3 * p.wire_s, 1e3 * p.codec_s, 1e3 * p.calls_s)),
             _rounded(p.sent / 1e6),
             f"{p.error:.1g}{'' if p.unbiased else ' b'}",
         )
         for p in faster.values()
     ]
     styles = ["bold green" if p is choice else None for p in faster.values()]
-    out.print(make_table(columns, rows, out.width, styles=styles), markup=False)
-    out.print(explained(job, machine), markup=False, soft_wrap=True)
+    print_table(columns, rows, styles=styles)
+    console().print(explained(job, machine), markup=False, soft_wrap=True)
 
 
 def _rounded(value: float) -> str:

@@ -11,7 +11,7 @@ from dataclasses import asdict, replace
 import torch
 
 from hvd_adaptive.tools.bench import codec as bench
-from hvd_adaptive.tools.bench.gradients import heavy_tailed
+from hvd_adaptive.tools.bench.backward import heavy_tailed
 from hvd_adaptive.tools.bench.worker import measured, networks
 from hvd_adaptive.tools.launch import send_result
 from hvd_adaptive.tools.methods import Method, parse
@@ -40,7 +40,7 @@ def main() -> None:
     rank, none = hvd.rank(), hvd.Compression.none
     cases = {"small": (SMALL, none), "large": (LARGE, none), "scheme": (SMALL, schemes[0].scheme())}
     steps = {
-        name: measured(hvd, next(networks(TENSORS, size, rank)), compression, STEPS)["seconds"]
+        name: measured(hvd, next(networks(TENSORS, size, rank)), compression, STEPS)[0]
         for name, (size, compression) in cases.items()
     }
     hvd.shutdown()

@@ -5,8 +5,9 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from hvd_adaptive.tools.output import OK, PROBLEM, errors, print_json
+from hvd_adaptive.tools.output import OK, PROBLEM, add_command, errors, print_failure, print_json
 
+HELP = "make a page of a training run from its monitor's log"
 DESCRIPTION = """\
 Make a page of a training run: bytes per step, compression ratio, relative
 error, level tables over time, where the time goes, and which parameters cost
@@ -23,29 +24,19 @@ matplotlib is missing, 2 wrong arguments"""
 
 def register(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     """Add the command to the `hvd-adaptive` parser."""
-    parser = commands.add_parser(
-        "report",
-        help="make a page of a training run from its monitor's log",
-        description=DESCRIPTION,
-        epilog=EXIT_CODES,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    parser = add_command(commands, "report", run, HELP, DESCRIPTION, EXIT_CODES)
     add = parser.add_argument
     add("run_dir", type=Path, metavar="RUN_DIR", help="the monitor's folder, or one .jsonl file")
     add("--output", type=Path, metavar="FILE", help="default: report.html in RUN_DIR")
     add("--title", help="of the page (default: the folder's path)")
     add("--json", action="store_true", help="print the figures as JSON instead of making a page")
-    parser.set_defaults(run=run)
 
 
 def run(arguments: argparse.Namespace) -> int:
     """Run the command and return the exit status."""
     source: Path = arguments.run_dir
-    console = errors()
     if not source.exists():  # before imports that take seconds
-        console.print(
-            f"error: {source}: there is no such file or folder", style="red", markup=False
-        )
+        print_failure(FileNotFoundError(f"{source}: there is no such file or folder"))
         return PROBLEM
 
     from hvd_adaptive.monitor.log import LogError, read_logs
@@ -61,8 +52,9 @@ def run(arguments: argparse.Namespace) -> int:
         title = arguments.title or run_name(source)
         output.write_text(_page(logs, title), encoding="utf-8", errors="replace")
     except (LogError, OSError, ImportError) as error:
-        console.print(f"error: {error}", style="red", markup=False)
+        print_failure(error)
         return PROBLEM
+    console = errors()
     for log in logs:
         for warning in log.warnings:
             console.print(f"warning: {warning['text']}", style="yellow", markup=False)

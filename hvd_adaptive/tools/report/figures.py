@@ -49,16 +49,14 @@ def bytes_figure(log: Log, summary: Summary) -> str:
 
     def draw(axes: Axes) -> None:
         steps, sent = _series(log.steps, "wire_bytes")
-        lines = axes.plot(steps, sent, color=BLUE, drawstyle="steps-pre", label="sent by this rank")
-        ring = axes.axhline(
-            summary.ring_bytes, color=ORANGE, dashes=(5, 3), label="float32 over a ring"
-        )
-        _tip(axes, lines[0], f"sent by this rank: {_range(sent)} bytes a step")
-        _tip(axes, ring, f"float32 over a ring: {summary.ring_bytes:,.0f} bytes a step")
-        axes.set_ylim(0, 1.12 * max([summary.ring_bytes, *sent]))
+        own, stock, float32 = "sent by this rank", "float32 over a ring", summary.ring_bytes
+        lines = axes.plot(steps, sent, color=BLUE, drawstyle="steps-pre", label=own)
+        ring = axes.axhline(float32, color=ORANGE, dashes=(5, 3), label=stock)
+        _tip(axes, lines[0], f"{own}: {_range(sent)} bytes a step")
+        _tip(axes, ring, f"{stock}: {float32:,.0f} bytes a step")
+        axes.set_ylim(0, 1.12 * max([float32, *sent]))
         axes.yaxis.set_major_formatter(EngFormatter("B"))
-        axes.set_xlabel("step")
-        _legend(axes)
+        _label(axes)
 
     return _svg("bytes", draw)
 
@@ -72,7 +70,8 @@ def error_figure(log: Log) -> str | None:
     def draw(axes: Axes) -> None:
         lines = axes.plot(steps, errors, color=BLUE, label="relative squared error")
         _tip(axes, lines[0], f"relative squared error: {_range(errors)}")
-        for at, table in enumerate(_fitted(log)):
+        fitted = [table for table in log.tables if table["part"] == "" and table["version"]]
+        for at, table in enumerate(fitted):
             label = "level table refitted" if not at else None
             line = axes.axvline(table["step"], color=GREY, lw=1, dashes=(2, 2), label=label)
             _tip(axes, line, f"table {table['version']}, fitted at step {table['step']}")
@@ -80,8 +79,7 @@ def error_figure(log: Log) -> str | None:
             axes.set_yscale("log")
         else:
             axes.set_ylim(0, 1.12 * max(errors))
-        axes.set_xlabel("step")
-        _legend(axes)
+        _label(axes)
 
     return _svg("error", draw)
 
@@ -133,8 +131,7 @@ def time_figure(log: Log) -> str:
         # A first step that compiles must not flatten all others.
         axes.set_ylim(0, 1.15 * totals[int(0.95 * (len(totals) - 1))])
         axes.yaxis.set_major_formatter(EngFormatter("s"))
-        axes.set_xlabel("step")
-        _legend(axes, columns=4)
+        _label(axes, columns=4)
 
     return _svg("time", draw)
 
@@ -151,18 +148,15 @@ def costs_figure(rows: Sequence[Cost], wide: bool = True) -> str | None:
 
     def draw(axes: Axes) -> None:
         names = [_short(row.name, 34 if wide else 18) for row in shown]
-        places = range(len(shown))
-        bars = axes.barh(places, [row.payload_bytes for row in shown], color=BLUE, height=0.7)
-        for bar, row in zip(bars, shown, strict=True):
-            sent = f"{row.payload_bytes:,.0f} bytes a step, {share(row.payload_bytes, total)}"
-            _tip(axes, bar, f"{_printable(row.name)}: {sent}")
+        places, sent = range(len(shown)), [row.payload_bytes for row in shown]
+        bars = axes.barh(places, sent, color=BLUE, height=0.7)
+        for place, bar, row in zip(places, bars, shown, strict=True):
+            part = share(sent[place], total)
+            _tip(axes, bar, f"{_printable(row.name)}: {sent[place]:,.0f} bytes a step, {part}")
+            axes.annotate(f" {part}", (sent[place], place), va="center")
         axes.set_yticks(places, names)
         axes.invert_yaxis()
-        for place, row in zip(places, shown, strict=True):
-            axes.annotate(
-                f" {share(row.payload_bytes, total)}", (row.payload_bytes, place), va="center"
-            )
-        axes.set_xlim(0, 1.15 * shown[0].payload_bytes)
+        axes.set_xlim(0, 1.15 * sent[0])
         axes.xaxis.set_major_formatter(EngFormatter("B"))
         axes.grid(axis="y", visible=False)
         axes.set_xlabel("payload bytes a step")
@@ -180,12 +174,9 @@ def _series(records: Sequence[dict[str, Any]], name: str) -> tuple[list[float], 
     return steps, [sum(value for _, value in chunk) / len(chunk) for chunk in chunks]
 
 
-def _fitted(log: Log) -> list[dict[str, Any]]:
-    """Return the tables of the default part that were fitted."""
-    return [table for table in log.tables if table["part"] == "" and table["version"]]
-
-
-def _legend(axes: Axes, columns: int = 2) -> None:
+def _label(axes: Axes, columns: int = 2) -> None:
+    """Name the axis of steps, and add a legend."""
+    axes.set_xlabel("step")
     axes.legend(loc="lower left", bbox_to_anchor=(0, 1.0), ncols=columns, borderaxespad=0.1)
 
 
@@ -198,7 +189,7 @@ def share(part: float, total: float) -> str:
 def _range(values: Sequence[float]) -> str:
     """Return the least and the largest value."""
     ends = [f"{value:,.4g}" for value in (min(values), max(values))]
-    return ends[0] if ends[0] == ends[1] else f"{ends[0]} to {ends[1]}"
+    return " to ".join(dict.fromkeys(ends))
 
 
 def _tip(axes: Axes, artist: Artist, text: str) -> None:
@@ -208,7 +199,7 @@ def _tip(axes: Axes, artist: Artist, text: str) -> None:
     tips.append(text)
 
 
-def _short(name: str, most: int = 34) -> str:
+def _short(name: str, most: int) -> str:
     name = _printable(name)
     return name if len(name) <= most else f"...{name[3 - most :]}"
 

@@ -9,15 +9,7 @@ from typing import Any
 import jinja2
 
 from hvd_adaptive.monitor.log import Log
-from hvd_adaptive.tools.report import figures
-from hvd_adaptive.tools.report.summary import (
-    Summary,
-    costs,
-    group_means,
-    parse_scheme,
-    summarise,
-    verdict,
-)
+from hvd_adaptive.tools.report import figures, summary
 
 MOST_ROWS = 40
 MOST_PARTS = 6
@@ -32,20 +24,16 @@ def page(logs: Sequence[Log], title: str) -> str:
         lstrip_blocks=True,
         undefined=jinja2.StrictUndefined,
     )
-    environment.filters |= {
-        "size": size,
-        "seconds": seconds,
-        "figure": figure,
-        "share": figures.share,
-    }
+    filters = (size, seconds, figure, figures.share)
+    environment.filters |= {one.__name__: one for one in filters}
     runs = [section(log) for log in logs]
     return environment.get_template("page.html").render(title=title, runs=runs)
 
 
 def section(log: Log) -> dict[str, Any]:
     """Return the template's values for one compressor."""
-    start, summary, rows = log.starts[-1], summarise(log), costs(log)
-    scheme, settings = parse_scheme(start["scheme"])
+    start, means, rows = log.starts[-1], summary.summarise(log), summary.costs(log)
+    scheme, settings = summary.parse_scheme(start["scheme"])
     parts = list(dict.fromkeys(table["part"] for table in log.tables))
     return {
         "log": log,
@@ -53,10 +41,10 @@ def section(log: Log) -> dict[str, Any]:
         "begun": time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(log.starts[0]["time"])),
         "scheme": scheme,
         "settings": settings,
-        "summary": summary,
-        "tiles": tiles(summary),
-        "verdict": verdict(summary.timed.step_s, summary.stock),
-        "bytes": figures.bytes_figure(log, summary),
+        "summary": means,
+        "tiles": tiles(means),
+        "verdict": summary.verdict(means.timed["step_s"], means.stock),
+        "bytes": figures.bytes_figure(log, means),
         "errors": figures.error_figure(log),
         "levels": [(part, figures.levels_figure(log, part)) for part in parts[:MOST_PARTS]],
         "more_parts": max(0, len(parts) - MOST_PARTS),
@@ -66,30 +54,21 @@ def section(log: Log) -> dict[str, Any]:
         "costs": rows[:MOST_ROWS],
         "more_costs": len(rows[MOST_ROWS:]),
         "total": sum(row.payload_bytes for row in rows),
-        "groups": group_means(log),
+        "groups": summary.group_means(log),
     }
 
 
-def tiles(s: Summary) -> list[tuple[str, str, str]]:
+def tiles(s: summary.Summary) -> list[tuple[str, str, str]]:
     """Return (figure, what it is, more about it) of the run."""
     spent = s.encode_s + s.exchange_s + s.decode_s
+    ratio = f"{s.uncompressed_bytes / s.payload_bytes:.1f} x" if s.payload_bytes else "-"
+    sizes = f"{size(s.uncompressed_bytes)} to {size(s.payload_bytes)}"
+    part = "of a step" if s.step_s is None else f"{spent / s.step_s:.0%} of {seconds(s.step_s)}"
     shown = [
         (size(s.wire_bytes), "sent by a rank each step", _times(s.ring_bytes, s.wire_bytes)),
-        (
-            _ratio(s.uncompressed_bytes, s.payload_bytes),
-            "gradients over payloads",
-            f"{size(s.uncompressed_bytes)} to {size(s.payload_bytes)}",
-        ),
-        (
-            figure(s.relative_error),
-            "relative squared error",
-            "of all quantised coordinates",
-        ),
-        (
-            seconds(spent),
-            "encode, wait and decode",
-            "of a step" if s.step_s is None else f"{spent / s.step_s:.0%} of {seconds(s.step_s)}",
-        ),
+        (ratio, "gradients over payloads", sizes),
+        (figure(s.relative_error), "relative squared error", "of all quantised coordinates"),
+        (seconds(spent), "encode, wait and decode", part),
         (size(s.peak_bytes), "held beyond gradients", "at the highest"),
     ]
     if s.non_finite:
@@ -121,10 +100,6 @@ def seconds(value: float | None) -> str:
 def figure(value: float | None) -> str:
     """Format a number with three digits."""
     return "-" if value is None else f"{value:.3g}"
-
-
-def _ratio(a: float, b: float) -> str:
-    return f"{a / b:.1f} x" if b else "-"
 
 
 def _times(ring: float, sent: float) -> str:

@@ -29,21 +29,6 @@ class Stock:
 
 
 @dataclass(frozen=True)
-class Timed:
-    """Mean seconds of the steps that ``Stock`` is estimated from; None if unknown.
-
-    Attributes:
-        step_s: From one step's end to the next one's.
-        blocked_s: Those of them that the training's thread spent in this package.
-        arrival_s: From a step's first gradient to its last.
-    """
-
-    step_s: float | None
-    blocked_s: float | None
-    arrival_s: float | None
-
-
-@dataclass(frozen=True)
 class Summary:
     """Means per step over the whole run, weighted by the steps of each record.
 
@@ -53,7 +38,8 @@ class Summary:
         step_s: Seconds from one step's end to the next one's; None if unknown.
         blocked_s: Those of them that the training's thread spent in this package; None if unknown.
         stock: Steps without compression, if the monitor compared.
-        timed: The steps of which ``stock`` is, those since ranks last changed.
+        timed: step_s and blocked_s of the steps since ranks last changed, from which ``stock`` is
+            estimated, and arrival_s, seconds from a step's first gradient to its last.
         relative_error: None if nothing was quantised.
     """
 
@@ -73,7 +59,7 @@ class Summary:
     non_finite: int
     blocked_s: float | None
     stock: tuple[Stock, ...]
-    timed: Timed
+    timed: Mapping[str, float | None]
 
 
 @dataclass(frozen=True)
@@ -125,21 +111,21 @@ def summarise(log: Log) -> Summary:
     )
 
 
-def _timed(log: Log, compared: dict[str, Any] | None) -> Timed:
+def _timed(log: Log, compared: dict[str, Any] | None) -> dict[str, float | None]:
     """Return means of the timed steps since the start ``compared``."""
     since = float("inf") if compared is None else compared["time"]
     steps = [r for r in log.steps if r["time"] >= since and r["step_s"] is not None]
-    return Timed(*(mean(steps, name) for name in ("step_s", "blocked_s", "arrival_s")))
+    return {name: mean(steps, name) for name in ("step_s", "blocked_s", "arrival_s")}
 
 
-def _stock(seconds: Mapping[str, float], timed: Timed) -> Iterator[Stock]:
+def _stock(seconds: Mapping[str, float], timed: Mapping[str, float | None]) -> Iterator[Stock]:
     """Estimate steps without compression from the seconds of each stock exchange."""
+    step_s, blocked_s, arrival_s = timed.values()
     for name, exchange_s in seconds.items():
         least_s = most_s = None
-        if timed.step_s is not None and timed.blocked_s is not None and timed.arrival_s is not None:
-            rest_s = max(0.0, timed.step_s - timed.blocked_s)
-            least_s = rest_s + max(0.0, exchange_s - timed.arrival_s)
-            most_s = rest_s + exchange_s
+        if step_s is not None and blocked_s is not None and arrival_s is not None:
+            rest_s = max(0.0, step_s - blocked_s)
+            least_s, most_s = rest_s + max(0.0, exchange_s - arrival_s), rest_s + exchange_s
         yield Stock(name, exchange_s, least_s, most_s)
 
 
@@ -190,9 +176,8 @@ def group_means(log: Log) -> list[dict[str, Any]]:
 
 def costs(log: Log) -> list[Cost]:
     """Return the cost of every parameter, sorted by payload bytes in descending order."""
-    found: dict[str, list[tuple[float, ...]]] = {}
-    kinds: dict[str, list[tuple[int, str, float | None]]] = {}
-    places: dict[str, list[int]] = {}
+    # Of each group of a parameter: coordinates, bytes, seconds, number, exchange, error.
+    found: dict[str, list[tuple[Any, ...]]] = {}
     for group in group_means(log):
         if group["payload_bytes"] is None:  # none of its members had a gradient
             continue
@@ -207,18 +192,17 @@ def costs(log: Log) -> list[Cost]:
             sent = group["payload_bytes"] * share
             if quantized:
                 sent = size * full + rest * own / quantized
-            found.setdefault(name, []).append((own + full, sent, seconds * share))
-            places.setdefault(name, []).append(group["group"])
-            # Where a group quantises others, those in full precision have no error.
+            # If a group quantises others, those in full precision have no error.
             error = group["relative_error"] if own or not quantized else None
-            kinds.setdefault(name, []).append((own + full, group["exchange"], error))
+            part = own + full, sent, seconds * share, group["group"], group["exchange"], error
+            found.setdefault(name, []).append(part)
     rows = []
     for name, parts in found.items():
-        numbers, sent, seconds = (sum(column) for column in zip(*parts, strict=True))
-        _, exchange, error = max(kinds[name], key=lambda kind: kind[0])
+        *amounts, groups, _, _ = zip(*parts, strict=True)
+        numbers, sent, seconds = map(sum, amounts)
+        *_, exchange, error = max(parts, key=lambda part: part[0])
         bits = 8 * sent / numbers if numbers else 0.0
-        cost = Cost(name, int(numbers), bits, sent, seconds, error, exchange, tuple(places[name]))
-        rows.append(cost)
+        rows.append(Cost(name, numbers, bits, sent, seconds, error, exchange, groups))
     return sorted(rows, key=lambda row: (-row.payload_bytes, row.name))
 
 
@@ -233,7 +217,7 @@ def describe(log: Log) -> dict[str, Any]:
         "settings": settings,
         **facts,
         **asdict(summary),
-        "helped": verdict(summary.timed.step_s, summary.stock) if summary.stock else None,
+        "helped": verdict(summary.timed["step_s"], summary.stock) if summary.stock else None,
         "tables": len(log.tables),
         "warnings": [warning["text"] for warning in log.warnings],
         "parameters": [asdict(row) for row in rows],

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import math
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import numpy as np
@@ -15,9 +15,8 @@ from hvd_adaptive import theory
 from hvd_adaptive.base.device import HOST
 from hvd_adaptive.changes import keywords_of
 from hvd_adaptive.compressor import GradientCompressor
-from hvd_adaptive.keywords import own_keywords
 from hvd_adaptive.schemes.level_scheme import LevelScheme
-from hvd_adaptive.tools.schemes.outline import first_sentence
+from hvd_adaptive.tools.schemes.outline import Outline
 
 # Required keywords of schemes.
 REQUIRED: dict[str, dict[str, Any]] = {"ECDQ": {"bits": 2}, "SparseSGD": {"density": 0.01}}
@@ -26,20 +25,15 @@ SAMPLE = 1 << 18
 
 @dataclass(frozen=True)
 class Entry:
-    """Scheme constructed with only its required keywords.
+    """Scheme constructed with only its required keywords; see ``Outline`` for the other attributes.
 
     Attributes:
-        name: Name of the class.
-        method: First sentence of its documentation, including the paper.
         call: How the scheme was constructed.
-        keywords: The scheme's own keywords with their defaults ("" if there is none).
-        bits: Bits per coordinate of 262,144 normal coordinates, without the payload's header.
+        bits: Bits per coordinate of SAMPLE normal coordinates, without the payload's header.
         relative_error: Measured E‖Q(v) - v‖²/‖v‖² of these, after fitting tables.
         laplacian_error: The same for Laplacian coordinates.
-        bound: Proved bound of E‖Q(v) - v‖²/‖v‖² for any v of a bucket's size with the current table
-            (fitted to the normal coordinates), or None.
+        bound: Proved bound of it for any v of a bucket's size with the current table, or None.
         unbiased: Whether E Q(v) = v.
-        documentation: Docstring of the class.
     """
 
     name: str
@@ -64,26 +58,21 @@ def scheme_classes() -> dict[str, type[GradientCompressor]]:
     }
 
 
-def entry(name: str) -> Entry:
-    """Return the entry of one scheme; raise KeyError if there is no such scheme."""
-    kind = scheme_classes()[name]
-    given = REQUIRED.get(name, {})
+def entry(outline: Outline) -> Entry:
+    """Return the entry of one scheme."""
+    kind, given = scheme_classes()[outline.name], REQUIRED.get(outline.name, {})
     fitted = kind(**given)
-    documentation = inspect.getdoc(kind) or ""
     arguments = ", ".join(f"{keyword}={value!r}" for keyword, value in given.items())
     normal, laplacian = _samples()
     bits, error = measured(fitted, normal)
     return Entry(
-        name=name,
-        method=first_sentence(documentation),
-        call=f"{name}({arguments})",
-        keywords=own_keywords(kind),
+        **asdict(outline),
+        call=f"{outline.name}({arguments})",
         bits=bits,
         relative_error=error,
         laplacian_error=measured(kind(**given), laplacian)[1],
         bound=bound(fitted),
         unbiased=is_unbiased(fitted),
-        documentation=documentation,
     )
 
 

@@ -6,16 +6,15 @@ import argparse
 import re
 import textwrap
 from dataclasses import asdict
-from typing import Any
 
-from hvd_adaptive.tools.output import OK, console, print_json
+from hvd_adaptive.tools.output import OK, Column, add_command, console, print_json, print_table
 from hvd_adaptive.tools.schemes.outline import Outline, outlines, shared_keywords
-from hvd_adaptive.tools.tables import Column, make_table
 
 WIDE = 110  # characters from which on keywords are shown
 SECTION = re.compile("(Args|Attributes|Raises|Examples):")
 ITEM = re.compile(r" *(- |\d+\. )")
 
+HELP = "every scheme with its paper; --measure: bits and errors"
 DESCRIPTION = """\
 List every compression scheme with its method and paper. With names of
 schemes, describe these in full. With --measure, print bits and errors, too."""
@@ -31,35 +30,27 @@ exit status: 0, or 2 for wrong arguments"""
 
 def register(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     """Add the command to the `hvd-adaptive` parser."""
-    parser = commands.add_parser(
-        "schemes",
-        help="every scheme with its paper; --measure: bits and errors",
-        description=DESCRIPTION,
-        epilog=NOTES,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    parser.add_argument("names", nargs="*", metavar="SCHEME", help="such as ALQ; all if none")
-    parser.add_argument("--measure", action="store_true", help="measure bits and errors here")
-    parser.add_argument(
-        "--json", action="store_true", help="print JSON; with --measure, bits and errors, too"
-    )
-    parser.set_defaults(run=lambda arguments: run(arguments, parser))
+    parser = add_command(commands, "schemes", run, HELP, DESCRIPTION, NOTES)
+    add = parser.add_argument
+    add("names", nargs="*", metavar="SCHEME", help="such as ALQ; all if none")
+    add("--measure", action="store_true", help="measure bits and errors here")
+    add("--json", action="store_true", help="print JSON; with --measure, bits and errors, too")
 
 
-def run(arguments: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
+def run(arguments: argparse.Namespace) -> int:
     """Run the command and return the exit status."""
     every = {one.name.lower(): one for one in outlines()}
     for name in arguments.names:
         if name.lower() not in every:
             names = ", ".join(one.name for one in every.values())
-            parser.error(f"{name!r}: must be one of {names}")
+            arguments.parser.error(f"{name!r}: must be one of {names}")
     asked = [every[name.lower()] for name in arguments.names] or list(every.values())
     if arguments.names and not arguments.json:
         _print_documentation(asked)
     if arguments.measure:
         from hvd_adaptive.tools.schemes.catalog import entry
 
-        entries = [entry(one.name) for one in asked]
+        entries = [entry(one) for one in asked]
         if arguments.json:
             print_json([asdict(one) for one in entries])
         else:
@@ -72,41 +63,32 @@ def run(arguments: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
 
 
 def _print_outlines(asked: list[Outline]) -> None:
-    out = console()
-    wide = out.width >= WIDE
-    columns = [
-        Column("scheme, its own keywords" if wide else "scheme", text=True, least=18),
-        Column("method", text=True, least=40),
-    ]
+    wide = console().width >= WIDE
+    heading = "scheme, its own keywords" if wide else "scheme"
+    columns = [Column(heading, text=True, least=18), Column("method", text=True, least=40)]
     rows = [(one.signature if wide else one.name, one.method) for one in asked]
     caption = (
         "hvd-adaptive schemes NAME describes one scheme, hvd-adaptive schemes --measure prints "
         "bits and errors of all."
     )
-    out.print(make_table(columns, rows, out.width, caption=caption, lines=wide), markup=False)
+    print_table(columns, rows, caption=caption, lines=wide)
 
 
 def _print_measured(entries: list) -> None:
-    out = console()
-    columns = [
-        Column("scheme", text=True, least=18),
-        Column("bits"),
-        Column("error, normal | Laplacian"),
-        Column("bound"),
-        Column("unbiased"),
-    ]
+    columns = [Column("scheme", text=True, least=18)]
+    columns += map(Column, ("bits", "error, normal | Laplacian", "bound", "unbiased"))
     rows = [
         (
             one.call,
             f"{one.bits:.2f}",
-            _errors(one),
+            f"{one.relative_error:.3g} | {one.laplacian_error:.3g}",
             "-" if one.bound is None else f"{one.bound:.3g}",
             "yes" if one.unbiased else "no",
         )
         for one in entries
     ]
-    out.print(make_table(columns, rows, out.width), markup=False)
-    out.print("hvd-adaptive schemes --help explains the columns", markup=False)
+    print_table(columns, rows)
+    console().print("hvd-adaptive schemes --help explains the columns", markup=False)
 
 
 def _print_documentation(asked: list[Outline]) -> None:
@@ -142,7 +124,3 @@ def _wrapped(line: str, width: int) -> str:
     return textwrap.fill(
         line, width, subsequent_indent=below, break_long_words=False, break_on_hyphens=False
     )
-
-
-def _errors(one: Any) -> str:
-    return f"{one.relative_error:.3g} | {one.laplacian_error:.3g}"

@@ -14,7 +14,7 @@ from hvd_adaptive.tools import cli
 from hvd_adaptive.tools.install import command as module
 from hvd_adaptive.tools.install import preflight
 from hvd_adaptive.tools.install.diagnose import MISSING
-from hvd_adaptive.tools.install.environment import search_path
+from hvd_adaptive.tools.processes import search_path
 
 
 def command(*arguments: str) -> int:

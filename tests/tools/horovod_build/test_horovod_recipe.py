@@ -5,6 +5,7 @@ from __future__ import annotations
 import shlex
 import shutil
 import subprocess
+import sysconfig
 from dataclasses import replace
 from pathlib import Path
 
@@ -12,7 +13,7 @@ import pytest
 
 from hvd_adaptive.tools.install import preflight, recipe
 from hvd_adaptive.tools.install.diagnose import MISSING, InstallError
-from hvd_adaptive.tools.install.environment import SCRIPTS, Gpu, Options
+from hvd_adaptive.tools.install.environment import Gpu, Options
 from hvd_adaptive.tools.install.recipe import build_key, make_plan, wrapper_script
 
 NCCL = Gpu("", Path("/cuda"), "12.4", (Path("/n/include"), Path("/n/lib/libnccl.so.2")))
@@ -104,7 +105,7 @@ def test_make_plan_builds_stock_horovod_from_its_sdist(facts, monkeypatch):
     expected |= {"MAKEFLAGS": "-j3", "HOROVOD_CMAKE": "/bin/cmake", "CXX": "/place/cxx"}
     assert expected.items() <= plan.environment.items()
     assert plan.environment["MPI_HOME"] == str(facts.mpi.compiler.parent.parent)
-    assert plan.environment["PATH"].startswith(f"{SCRIPTS}:")
+    assert plan.environment["PATH"].startswith(f"{sysconfig.get_path('scripts')}:")
 
 
 @pytest.mark.usefixtures("tools")
