@@ -195,10 +195,10 @@ def _encoded(codec: Any, flat: torch.Tensor, body: torch.Tensor) -> torch.Tensor
 
 
 def _decoded(codec: Any, body: torch.Tensor, is_coded: bool, total: torch.Tensor) -> None:
-    """Add what a body holds to ``total``."""
+    """Add what a body holds to ``total``, and halve it, as for the average of two ranks."""
     if is_coded:
         body = codec.fixed_body(body, total.numel())
-    codec.decode_bodies([body], [1], 1.0, total)
+    codec.decode_bodies([body], [1], 0.5, total)
 
 
 def _median_error(values: list[float]) -> float:
