@@ -26,11 +26,10 @@ from hvd_adaptive.changes import keywords_of
 from hvd_adaptive.checkpoint import key_of_rank, packed, unpacked
 from hvd_adaptive.compressor import GradientCompressor, check_compressor
 from hvd_adaptive.hooks.ddp.bucket_session import BucketSession
-from hvd_adaptive.hooks.ddp.buckets import Bucket, Names
-from hvd_adaptive.hooks.ddp.names import plain_names
+from hvd_adaptive.hooks.ddp.buckets import Bucket, Names, plain_names
 from hvd_adaptive.hooks.ddp.pending import called_by_autograd
 from hvd_adaptive.hooks.horovod import elastic
-from hvd_adaptive.run.description import format_ranks
+from hvd_adaptive.run.agreement import format_ranks
 from hvd_adaptive.settings import keyword_of
 
 logger = logging.getLogger("hvd_adaptive")

@@ -27,9 +27,15 @@ from hvd_adaptive.hooks.anchors import Anchors
 from hvd_adaptive.hooks.background import Background
 from hvd_adaptive.hooks.fragments import Fragments, is_due
 from hvd_adaptive.hooks.horovod import elastic
-from hvd_adaptive.hooks.local_arguments import check_arguments, check_mixing, names_of
+from hvd_adaptive.hooks.local_checks import (
+    check_arguments,
+    check_mixing,
+    check_own,
+    moved_of,
+    names_of,
+    own_checksum,
+)
 from hvd_adaptive.hooks.local_round import Outcome, Pending, Round
-from hvd_adaptive.hooks.local_state import check_own, moved_of, own_checksum
 from hvd_adaptive.hooks.round_agreement import TrainingPosition
 from hvd_adaptive.hooks.rounds import RoundExchange, find_world
 from hvd_adaptive.hooks.wrapped_optimizer import WrappedOptimizer

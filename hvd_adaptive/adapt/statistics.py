@@ -6,7 +6,8 @@ buckets, so the pool of any number of ranks stays small.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import dataclasses
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Protocol
 
 import numpy as np
@@ -14,6 +15,7 @@ import torch
 
 from hvd_adaptive import kernels
 from hvd_adaptive.adapt.schedule import WINDOW
+from hvd_adaptive.base.checks import check_choice, check_flag, check_integer
 from hvd_adaptive.base.device import stacked
 from hvd_adaptive.kernels.constants import BINS
 from hvd_adaptive.levels import LOG_EDGES, Distribution, Histogram, Mixture, with_tail
@@ -238,3 +240,25 @@ STATISTICS: dict[str, Callable[[int], Statistic]] = {
     "histogram": lambda samples: HistogramStatistic(),
     "normal": NormalStatistic,
 }
+
+
+@dataclasses.dataclass(frozen=True)
+class Adaptation:
+    """Keywords of a scheme that is fitted to gradients.
+
+    Attributes:
+        normalized: Weigh all buckets equally instead of by their squared norms.
+        update_steps: See ``adapt.schedule.UpdateSchedule``.
+        samples: Number of buckets to sample.
+        statistics: Kind of statistics, a key of ``STATISTICS``.
+    """
+
+    normalized: bool = False
+    update_steps: Iterable[int] | Callable[[int], bool] | None = None
+    samples: int = 20
+    statistics: str = "histogram"
+
+    def __post_init__(self) -> None:
+        check_flag("normalized", self.normalized)
+        object.__setattr__(self, "samples", check_integer("samples", self.samples, 1))
+        check_choice("statistics", self.statistics, STATISTICS)

@@ -11,9 +11,8 @@ import numpy as np
 import torch
 
 from hvd_adaptive import states
-from hvd_adaptive.adapt.adaptation import Adaptation
 from hvd_adaptive.adapt.coverage import HEAD, Coverage, Usable, share_in
-from hvd_adaptive.adapt.statistics import STATISTICS, weights_of
+from hvd_adaptive.adapt.statistics import STATISTICS, Adaptation, weights_of
 from hvd_adaptive.base.checks import check_choice
 from hvd_adaptive.codec.buckets import buckets_of
 from hvd_adaptive.codec.codec import Codec

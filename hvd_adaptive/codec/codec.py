@@ -25,7 +25,7 @@ class Codec(Quantizer):
 
     Attributes:
         payloads: What encodes and decodes payloads of this quantiser.
-        adaptation: How the codec is fitted to gradients (adapt/adaptation.py); None if it never is.
+        adaptation: How the codec is fitted to gradients (adapt/statistics.py); None if it never is.
     """
 
     # Codec of QSGD, which encodes averages unless second_codec is overridden; qsgd.py sets it.

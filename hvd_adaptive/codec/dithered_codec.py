@@ -11,13 +11,11 @@ import numpy as np
 import torch
 
 from hvd_adaptive import kernels, states
-from hvd_adaptive.adapt.adaptation import Adaptation
 from hvd_adaptive.adapt.coverage import HEAD, Coverage, Usable, share_in
-from hvd_adaptive.adapt.statistics import histograms, weights_of
+from hvd_adaptive.adapt.statistics import Adaptation, histograms, weights_of
 from hvd_adaptive.codec.buckets import buckets_of
 from hvd_adaptive.codec.codec import Codec
-from hvd_adaptive.codec.dithered_code import LEAST_DELTA, DitheredCode, gaussian_code
-from hvd_adaptive.codec.rate_control import RateControl
+from hvd_adaptive.codec.dithered_code import LEAST_DELTA, DitheredCode, RateControl, gaussian_code
 from hvd_adaptive.coding.payload import Payload, padded
 from hvd_adaptive.kernels import dithered
 from hvd_adaptive.kernels.constants import BINS

@@ -12,10 +12,10 @@ from hvd_adaptive.base.device import HostCopy
 from hvd_adaptive.base.errors import PayloadError
 from hvd_adaptive.codec.quantizer import Quantizer
 from hvd_adaptive.coding.header import SIZE, Frame, Header, body_seed
-from hvd_adaptive.coding.owned_buffer import OwnedBuffer
 from hvd_adaptive.coding.payload import (
     Arrived,
     Encoded,
+    OwnedBuffer,
     Payload,
     checksums,
     compare_checksums,

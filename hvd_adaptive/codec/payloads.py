@@ -11,9 +11,9 @@ from hvd_adaptive.base.finite import narrowed, wide_of
 from hvd_adaptive.codec.form import Form, Received
 from hvd_adaptive.codec.quantizer import Quantizer
 from hvd_adaptive.coding.header import SIZE, Frame, Header
-from hvd_adaptive.coding.owned_buffer import OwnedBuffer
 from hvd_adaptive.coding.payload import (
     Encoded,
+    OwnedBuffer,
     Payload,
     checksums,
     compare_checksums,

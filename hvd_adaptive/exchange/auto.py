@@ -1,4 +1,4 @@
-"""Choose the fastest exchange for each group, by one measurement of all ranks.
+"""Choose the exchange: the one that is named, or the fastest for each group, by one measurement.
 
 In the first step, after the ranks have compared their settings, each candidate exchanges groups of
 two sizes, ``SIZES``, with the compressor's codec over the real network. The time of other sizes is
@@ -27,8 +27,7 @@ from hvd_adaptive.base.device import wait_for
 from hvd_adaptive.base.errors import PayloadError
 from hvd_adaptive.base.streams import Use
 from hvd_adaptive.codec.second_stage import FULL_PRECISION, SecondStage, references
-from hvd_adaptive.exchange.allgather import AllgatherExchange
-from hvd_adaptive.exchange.exchange import Exchange, OwnSlice, RankInfo, Route
+from hvd_adaptive.exchange.exchange import AllgatherExchange, Exchange, OwnSlice, RankInfo, Route
 from hvd_adaptive.exchange.hierarchical import HierarchicalExchange
 from hvd_adaptive.exchange.parcel import Parcel, RandomStream
 from hvd_adaptive.exchange.scatter_reduce import ScatterReduceExchange
@@ -39,6 +38,7 @@ if TYPE_CHECKING:
     from hvd_adaptive.adapt.updates import Updates
     from hvd_adaptive.codec.codec import Codec
     from hvd_adaptive.layout import Group
+    from hvd_adaptive.settings import Settings
     from hvd_adaptive.transport.world import World
 
 logger = logging.getLogger("hvd_adaptive")
@@ -281,3 +281,23 @@ def _carry_out(route: Route, world: World, name: str) -> None:
             request = route.send(received)
         except StopIteration:
             return
+
+
+# Most ranks that use allgather by default. A rank sends (ranks - 1) payloads in an allgather, and
+# about two payloads in a scatter-reduce, whatever the number of ranks.
+FEW_RANKS = 3
+
+EXCHANGES: dict[str, type[Exchange]] = {
+    "allgather": AllgatherExchange,
+    "scatter_reduce": ScatterReduceExchange,
+    "hierarchical": HierarchicalExchange,
+    "auto": AutoExchange,
+}
+
+
+def name_of_exchange(settings: Settings, ranks: int) -> str:
+    """Return the exchange of these settings over ``ranks`` ranks.
+
+    Without ``exchange=`` nothing is measured, so runs can be repeated.
+    """
+    return settings.exchange_name or ("allgather" if ranks <= FEW_RANKS else "scatter_reduce")

@@ -12,7 +12,7 @@ import torch
 from hvd_adaptive.base.device import check_supported
 from hvd_adaptive.base.errors import RankMismatchError
 from hvd_adaptive.coding.header import DTYPE_CODES
-from hvd_adaptive.run.description import Description, differences
+from hvd_adaptive.run.agreement import Description, differences
 from hvd_adaptive.run.worker import gather_patiently
 
 ADVICE = "Every rank must give average() tensors of the same kinds in the same order"

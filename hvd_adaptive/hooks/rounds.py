@@ -12,7 +12,7 @@ import torch.distributed as dist
 from hvd_adaptive.base.finite import wide_of
 from hvd_adaptive.hooks.ddp.bucket_session import BucketSession
 from hvd_adaptive.hooks.ddp.buckets import Bucket, BucketFuture, Names
-from hvd_adaptive.transport.horovod_rounds import HorovodRounds
+from hvd_adaptive.transport.horovod_world import HorovodRounds
 from hvd_adaptive.transport.torch_world import TorchWorld
 
 if TYPE_CHECKING:

@@ -1,23 +1,109 @@
-"""Sample what a rank quantises: its own gradient or a slice of its node's mean."""
+"""Draw the buckets to which a table is fitted: of a rank's own gradient, or of its node's mean."""
 
 from __future__ import annotations
 
 import logging
+import zlib
 from collections.abc import Callable, Sequence
 
+import numpy as np
 import torch
 
 from hvd_adaptive.adapt.statistics import Sample
-from hvd_adaptive.coding.owned_buffer import OwnedBuffer
+from hvd_adaptive.coding.payload import OwnedBuffer
 from hvd_adaptive.exchange.exchange import Exchange, OwnSlice
 from hvd_adaptive.layout import Group
-from hvd_adaptive.run.samples import draw_buckets
 from hvd_adaptive.transport.collectives import AllToAll, Among
 from hvd_adaptive.transport.world import World
 
 logger = logging.getLogger("hvd_adaptive")
 
 FlatOf = Callable[[Group], torch.Tensor]
+
+
+# Partial buckets are at least this share of a sample, if there are enough of them.
+PARTIAL_SHARE = 0.25
+
+
+def draw_buckets(
+    groups: Sequence[Group],
+    flat_of: Callable[[Group], torch.Tensor],
+    *,
+    bucket_size: int,
+    count: int,
+    key: int,
+    part: str = "",
+    bounds_of: Callable[[Group], tuple[int, int]] = lambda group: (0, group.quantized),
+) -> Sample:
+    """Draw quantised buckets without replacement, with weights that make sums over them unbiased.
+
+    The error of a table is sum_n ||v_n||² sum_i psi(r_i) over all buckets n and their coordinates i
+    (ALQ paper, Eqs 1, 2, 10). If each bucket is drawn with a known probability p_n and has the
+    weight 1/p_n, the sum over the drawn buckets is unbiased (Horvitz and Thompson). Groups' partial
+    buckets are few and often hold a network's last layer. They are drawn separately from the full
+    ones, with a larger probability if they are rarer than ``PARTIAL_SHARE``.
+
+    Args:
+        groups: Groups; those of ``part`` are drawn from.
+        flat_of: Function that returns a group's coordinates, quantised ones first. It is called
+            only for groups that are drawn from, and the result is not read after the next call.
+        bucket_size: Coordinates of a bucket.
+        count: Most buckets.
+        key: 64 bits that select the random numbers; each part has its own.
+        part: A part of the parameters.
+        bounds_of: Function that returns the range of a group's coordinates that are drawn from:
+            whole buckets, except for the last one.
+
+    Returns:
+        At most ``count`` buckets, as float32 copies, and their weights.
+    """
+    groups = [group for group in groups if group.part == part]
+    bounds = [bounds_of(group) for group in groups]
+    whole = [(end - begin) // bucket_size for begin, end in bounds]
+    ends = [i for i, (begin, end) in enumerate(bounds) if (end - begin) % bucket_size]
+    draw = np.random.Generator(np.random.Philox(key=key + (zlib.crc32(part.encode()) << 64)))
+    full, partial, weights = _draw(sum(whole), len(ends), count, draw)
+    with_partial = {ends[index] for index in partial.tolist()}
+    drawn = Sample()
+    for place, (group, available) in enumerate(zip(groups, whole, strict=True)):
+        inside = full[full < available].tolist()
+        if inside or place in with_partial:
+            begin, end = bounds[place]
+            buckets = flat_of(group)[begin:end].split(bucket_size)
+            for index in inside:
+                drawn.add(buckets[index].to(torch.float32, copy=True), weights[0], group)
+            if place in with_partial:
+                drawn.add(buckets[-1].to(torch.float32, copy=True), weights[1], group)
+        full = full[len(inside) :] - available
+    return drawn
+
+
+def _draw(
+    full: int, partial: int, count: int, draw: np.random.Generator
+) -> tuple[np.ndarray, np.ndarray, tuple[float, float]]:
+    """Return ascending indices of the drawn full and partial buckets, and the weights of both.
+
+    Weights are 1 on average.
+
+    Args:
+        full: Number of full buckets.
+        partial: Number of partial buckets.
+        count: Number of buckets to draw.
+        draw: Generator.
+    """
+    total = full + partial
+    count = min(count, total)
+    if count == 1 or not (full and partial):
+        # One bucket can represent both kinds only if either could have been drawn.
+        chosen = np.sort(draw.choice(total, count, replace=False)) if total else np.empty(0, int)
+        return chosen[chosen < full], chosen[chosen >= full] - full, (1.0, 1.0)
+    wanted = round(count * max(PARTIAL_SHARE, partial / total))
+    of_partial = min(max(wanted, 1, count - full), partial, count - 1)
+    of_full = count - of_partial
+    weights = (full / of_full * count / total, partial / of_partial * count / total)
+    chosen_full = np.sort(draw.choice(full, of_full, replace=False))
+    chosen_partial = np.sort(draw.choice(partial, of_partial, replace=False))
+    return chosen_full, chosen_partial, weights
 
 
 class Draws:

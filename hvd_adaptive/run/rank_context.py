@@ -9,14 +9,13 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from hvd_adaptive.base.device import stream_of
+from hvd_adaptive.exchange.auto import EXCHANGES, name_of_exchange
 from hvd_adaptive.exchange.exchange import Exchange, RankInfo
-from hvd_adaptive.exchange.exchanges import EXCHANGES, name_of_exchange
 from hvd_adaptive.layout import Layout, Member, build_layout
+from hvd_adaptive.run.agreement import warn_of_differences
 from hvd_adaptive.run.monitored import Monitored
-from hvd_adaptive.run.replicas import warn_of_differences
 from hvd_adaptive.transport.collectives import LARGEST_COLLECTIVE
-from hvd_adaptive.transport.level_sync import LevelSync
-from hvd_adaptive.transport.world import nodes_of
+from hvd_adaptive.transport.world import LevelSync, nodes_of
 
 if TYPE_CHECKING:
     from hvd_adaptive.compressor import GradientCompressor

@@ -15,8 +15,8 @@ import torch
 from hvd_adaptive.base.errors import PayloadError
 from hvd_adaptive.feedback import Residuals
 from hvd_adaptive.layout import Group, Layout
+from hvd_adaptive.run.agreement import Failures, step_failed
 from hvd_adaptive.run.arrivals import Arrivals
-from hvd_adaptive.run.failures import Failures, step_failed
 from hvd_adaptive.run.trip import Flight, Trips
 from hvd_adaptive.transport.collectives import AllGather, InFlight
 

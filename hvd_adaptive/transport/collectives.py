@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 import torch
 
 from hvd_adaptive.base.device import taken_over
-from hvd_adaptive.coding.owned_buffer import OwnedBuffer, check_owned
+from hvd_adaptive.coding.payload import OwnedBuffer, check_owned
 from hvd_adaptive.transport.world import MOST_DIRECT, World
 
 # Horovod counts the bytes of a collective's result in 32-bit signed displacements.

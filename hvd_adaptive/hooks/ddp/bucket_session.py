@@ -19,7 +19,7 @@ from hvd_adaptive.hooks.ddp.early import EarlyGroups
 from hvd_adaptive.hooks.ddp.pending import Arrived, Pending, at_end_of_backward, is_nested
 from hvd_adaptive.run.agreement import compare_settings
 from hvd_adaptive.run.ordered_drive import OrderedDriver
-from hvd_adaptive.transport.horovod_rounds import HorovodRounds
+from hvd_adaptive.transport.horovod_world import HorovodRounds
 from hvd_adaptive.transport.torch_world import TorchWorld
 
 if TYPE_CHECKING:

@@ -13,7 +13,7 @@ import torch
 
 from hvd_adaptive.base.errors import RankMismatchError
 from hvd_adaptive.hooks.ddp.buckets import Bucket, BucketBinding, Names
-from hvd_adaptive.run.description import differences
+from hvd_adaptive.run.agreement import differences
 from hvd_adaptive.run.worker import gather_patiently
 from hvd_adaptive.transport.torch_world import TorchWorld
 

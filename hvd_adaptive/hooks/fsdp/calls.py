@@ -10,8 +10,7 @@ import torch
 
 from hvd_adaptive.base.errors import PayloadError, RankMismatchError
 from hvd_adaptive.exchange.exchange import Route
-from hvd_adaptive.run.description import differences
-from hvd_adaptive.run.failures import Failures
+from hvd_adaptive.run.agreement import Failures, differences
 from hvd_adaptive.transport.torch_world import TorchWorld
 
 if TYPE_CHECKING:

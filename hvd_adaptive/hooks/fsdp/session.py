@@ -32,8 +32,7 @@ from hvd_adaptive.exchange.shard_reduce import ShardReduce
 from hvd_adaptive.hooks.connected import ApartFromHorovod, is_first_rank
 from hvd_adaptive.hooks.fsdp.calls import check_everywhere, travelled
 from hvd_adaptive.hooks.fsdp.modules import ShardedModule
-from hvd_adaptive.run.agreement import compare_settings
-from hvd_adaptive.run.failures import Failures
+from hvd_adaptive.run.agreement import Failures, compare_settings
 from hvd_adaptive.run.rank_context import RankContext
 from hvd_adaptive.run.rounded_zeros import RoundedZeros
 from hvd_adaptive.transport.torch_world import TorchWorld

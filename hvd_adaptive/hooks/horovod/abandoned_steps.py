@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from hvd_adaptive.coding.owned_buffer import OwnedBuffer
+from hvd_adaptive.coding.payload import OwnedBuffer
 from hvd_adaptive.transport.collectives import AllGather, AllToAll, InFlight
 
 if TYPE_CHECKING:

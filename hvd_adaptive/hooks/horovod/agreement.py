@@ -28,7 +28,7 @@ import torch
 
 from hvd_adaptive.adapt.updates import NOTHING
 from hvd_adaptive.hooks.horovod.placeholder import disagreement, position
-from hvd_adaptive.run.description import Description, checksum, describe, differences
+from hvd_adaptive.run.agreement import Description, checksum, describe, differences
 
 if TYPE_CHECKING:
     from hvd_adaptive.compressor import GradientCompressor

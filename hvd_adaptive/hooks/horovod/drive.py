@@ -20,8 +20,8 @@ import torch
 
 from hvd_adaptive.base.device import finished_on
 from hvd_adaptive.base.errors import RankMismatchError
+from hvd_adaptive.hooks.horovod.elastic import take_first_state
 from hvd_adaptive.hooks.horovod.joined import JoinedStep
-from hvd_adaptive.hooks.horovod.newcomers import take_first_state
 from hvd_adaptive.hooks.horovod.placeholder import Reduction, StepsDiffer, check_reduced
 from hvd_adaptive.layout import Layout, Member, build_layout
 from hvd_adaptive.run.driver import Drive, Road
@@ -31,8 +31,8 @@ from hvd_adaptive.transport.horovod_world import Abandoned
 
 if TYPE_CHECKING:
     from hvd_adaptive.hooks.horovod.binding import Binding
-    from hvd_adaptive.hooks.horovod.changed import Watch
     from hvd_adaptive.hooks.horovod.placeholder import Placeholders
+    from hvd_adaptive.hooks.horovod.served import Watch
     from hvd_adaptive.run.worker import Worker
 
 logger = logging.getLogger("hvd_adaptive")
@@ -205,7 +205,7 @@ class HorovodDrive(Drive):
         raise RankMismatchError(mismatch or str(error))
 
     def _take_first_state(self) -> bool:
-        """Return whether ranks have the same state now; see newcomers.py."""
+        """Return whether ranks have the same state now."""
         binding, compressor = self.binding, self.binding.compressor
         name, attempt = binding.name or binding.unnamed, binding.abandoned.attempt
         last = self._last_generation

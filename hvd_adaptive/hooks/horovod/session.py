@@ -18,10 +18,10 @@ from hvd_adaptive.connection import use_framework
 from hvd_adaptive.hooks.connected import Connected
 from hvd_adaptive.hooks.horovod import elastic
 from hvd_adaptive.hooks.horovod.binding import Binding
-from hvd_adaptive.hooks.horovod.changed import CHANGED_TOO_LATE, changed_kind
 from hvd_adaptive.hooks.horovod.drive import SESSIONS, HorovodDrive, Ticket
 from hvd_adaptive.hooks.horovod.owner import find_owner
 from hvd_adaptive.hooks.horovod.placeholder import Placeholders, check_reduced
+from hvd_adaptive.hooks.horovod.served import CHANGED_TOO_LATE, changed_kind
 from hvd_adaptive.layout import Layout
 from hvd_adaptive.run.driver import Driver
 from hvd_adaptive.transport.horovod_world import reference
