@@ -27,9 +27,6 @@ class Member:
     """A tensor of the layout; its slot is its index in the layout.
 
     Attributes:
-        name: Its name.
-        shape: Its shape.
-        dtype: Its dtype.
         part: Label of the codec that quantises it; None for full precision.
     """
 
@@ -67,7 +64,6 @@ class Group:
     """The coordinates of one payload, of one dtype; quantised coordinates come first.
 
     Attributes:
-        dtype: Their dtype.
         quantized: Number of quantised coordinates.
         full: Number of full-precision coordinates.
         pieces: Where each member's coordinates are.
@@ -233,8 +229,6 @@ class _Builder:
     """Fill the groups of one dtype and part, one member at a time.
 
     Args:
-        dtype: The dtype.
-        part: The part.
         most: Most coordinates of a group.
         first: Most coordinates of the group that begins with the first member.
         bucket_size: Coordinates of a bucket.

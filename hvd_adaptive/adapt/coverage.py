@@ -39,9 +39,6 @@ class Usable:
     """Finite, nonzero buckets among the sampled ones, with their norms and weights (statistics.py).
 
     Attributes:
-        buckets: The buckets.
-        norms: Their norms.
-        weights: Their weights.
         head: float64 [usable buckets, buckets, buckets that are not finite, nonzero coordinates of
             the usable ones, coordinates, bits that say where zeros are among the first]; the last
             three are weighted.
@@ -65,7 +62,6 @@ class Usable:
 
         Args:
             buckets: float32, 1-D.
-            weights: Their weights.
             norm: "l2" or "linf".
             clip: Function that clips a bucket.
             without_zeros: Quantised buckets contain no zeros (coding/zeros.py). A bucket with zeros

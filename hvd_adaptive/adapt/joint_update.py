@@ -47,7 +47,6 @@ class Fitted(Protocol):
 
         Args:
             update: See ``refit``.
-            step: Number of the step.
             part: Name of this codec in the log.
 
         Returns:

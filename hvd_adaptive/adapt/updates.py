@@ -74,7 +74,6 @@ class Updates:
         """Sample the gradients of ``parts``, and refit their tables if that is due, on all ranks.
 
         Args:
-            step: Number of the step.
             samples: Function (count, part) that draws buckets of this rank's gradients.
             sync: Function (vector, fit) that calls ``fit`` with the vectors of all ranks on the
                 first rank, and returns its result on every rank.

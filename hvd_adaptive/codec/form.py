@@ -53,7 +53,6 @@ class Form:
     """What all payloads of a quantiser, with its current table, of one frame have in common.
 
     Attributes:
-        quantizer: The quantiser.
         header: Their header, without key and checksum: that of a payload that leaves no zeros out,
             whose body is not coded and, if its length varies, has the most bytes.
         body: Bytes of that body.
@@ -183,7 +182,6 @@ class Form:
         Args:
             head: The payload's first bytes.
             own: The payload with the header that it must have, without a checksum.
-            rank: The rank.
 
         Raises:
             PayloadError: It has another header.
@@ -214,7 +212,6 @@ def body_length(quantizer: Quantizer, header: Header, quantized: int) -> int:
     """Return the bytes of a payload's body, with its padding if the length varies.
 
     Args:
-        quantizer: The quantiser.
         header: The payload's.
         quantized: Number of coordinates in the body.
 

@@ -28,9 +28,6 @@ MOST_FORMS = 1024
 class Payloads:
     """Encode and decode payloads of one quantiser: header, checksum, lossless coder, zeros that are
     left out, coordinates in full precision, and copies of tensors that are encoded on the host.
-
-    Args:
-        quantizer: The quantiser.
     """
 
     def __init__(self, quantizer: Quantizer) -> None:
@@ -194,7 +191,6 @@ class Payloads:
         Args:
             received: Payloads of ranks that have compared their settings.
             form: Their form, of bodies whose length does not vary.
-            keys: Their keys.
             factor: Scale of the sum.
             values: See ``sum_into``.
             full: See ``sum_into``.

@@ -75,7 +75,6 @@ class Payload:
     """Payload and a view of its body.
 
     Attributes:
-        header: The header.
         bytes: uint8, 1-D, the whole payload.
         body: uint8, the scheme's own section.
         runs: Numbers with which ``zeros`` begins; None if that is empty.
@@ -195,7 +194,6 @@ class Row:
         """Return the next payload, which is that of ``rank``.
 
         Args:
-            rank: The rank.
             check: Called with the rank and its first bytes, before these are read as a header.
 
         Raises:

@@ -45,8 +45,6 @@ class RankInfo:
     """Position of a rank.
 
     Attributes:
-        ranks: Number of ranks.
-        rank: This rank.
         nodes: The node of each rank, or () if unknown.
     """
 
@@ -78,10 +76,8 @@ class Exchange(ABC):
         The ranks have compared their settings and layouts before.
 
         Args:
-            world: The ranks.
             compressor: The default part's codec.
             name: Beginning of the names of collectives.
-            device: Device of the gradients.
         """
 
     def log_choices(  # noqa: B027
@@ -93,7 +89,6 @@ class Exchange(ABC):
 
         Args:
             groups: The layout's groups.
-            codecs: The codec of each part.
         """
 
     def quantized(self, group: Group) -> int:

@@ -70,7 +70,6 @@ class RandomStream(NamedTuple):
     Attributes:
         instance: Number of the compressor in this process; other ranks may have other numbers.
         seed: The compressor's seed.
-        step: The step.
         group: Number of the group and attempt (``streams.group_number``).
     """
 
@@ -89,11 +88,9 @@ class Parcel:
         dtype: Dtype of the group.
         quantized: Number of quantised coordinates, which come first.
         full: Number of full-precision coordinates.
-        device: Device of the gradients.
         stream: Names the group's random numbers.
         factor: Scale of sums over ranks.
         layout: Fingerprint of the layout, for payloads' headers.
-        index: The group.
         ranks: The ranks that exchange the group, in the exchange's order; () for all.
         memory: Owner of memory that may be used until the exchange's next collective.
         meter: Figures of the step; None to record nothing.

@@ -18,7 +18,6 @@ class Anchors:
     """Copies of parameters, which an SGD moves by averages of what ranks have learned.
 
     Args:
-        parameters: The parameters.
         momentum: Nesterov momentum of the SGD.
         lr: Rate of the SGD.
     """
@@ -68,7 +67,6 @@ class Anchors:
         """Take a step of the SGD, and set the parameters to their anchors.
 
         Args:
-            parameters: The parameters.
             averages: The averages of all ranks' ``way``, which are the gradients.
             mixing: Share of itself that a parameter keeps; a frozen one keeps none, so that it
                 does not differ from its anchor for ever.

@@ -29,11 +29,7 @@ def is_first_rank(group: Any = None) -> bool:
 
 
 class Connected:
-    """Base of connections, which bind a compressor to ranks.
-
-    Attributes:
-        compressor: The compressor.
-    """
+    """Base of connections, which bind a compressor to ranks."""
 
     compressor: GradientCompressor
     _binding: RankContext | None  # until the ranks are known

@@ -20,7 +20,6 @@ class Fragments:
     require a gradient. Later ones join the smallest fragment.
 
     Args:
-        parameters: The parameters.
         number: Number of fragments.
 
     Raises:

@@ -71,7 +71,6 @@ class ListSession(ApartFromHorovod):
     """The calls of ``average`` with one compressor; a Connection.
 
     Args:
-        compressor: The compressor.
         group: See ``average``.
     """
 
@@ -146,7 +145,6 @@ class ListSession(ApartFromHorovod):
         """Return the averages, a step of the compressor.
 
         Args:
-            tensors: The tensors.
             needed: By position, whether the average is to have a gradient; () if none is.
             are_copies: Averages may replace the tensors.
         """

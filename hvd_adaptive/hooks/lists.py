@@ -77,7 +77,6 @@ class Lists:
         """Compare the lists of all ranks, a collective.
 
         Args:
-            world: The ranks.
             tensors: This rank's list.
             needed: By position, whether the average is to have a gradient.
             warn: Called while other ranks let this one wait (``gather_patiently``).

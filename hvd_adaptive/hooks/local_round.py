@@ -23,7 +23,6 @@ class Outcome:
     """Result of a round, for ``Anchors``.
 
     Attributes:
-        fragment: The fragment.
         applies: Whether any rank counted; if not, nothing changes.
         is_finite: Whether this rank's parameters were finite.
         over: Whether all ranks have finished.
@@ -57,9 +56,7 @@ class Round:
 
     Args:
         exchange: The exchange; None for one rank.
-        fragment: Number of the fragment.
         parameters: The optimizer's parameters.
-        anchors: The anchors.
         position: This rank's position.
     """
 

@@ -134,9 +134,6 @@ def position(
     ``compares``, which need not be.
 
     Args:
-        compressor: The compressor.
-        attempt: The attempt at the step.
-        layout: The layout.
         held: Whether the rank sends nothing before all gradients have arrived.
         compares: Whether the rank wants ranks to compare their parameters.
     """
@@ -212,7 +209,6 @@ class Failures:
         """Return the groups that could not be read, by rank, and all ranks' ``more``; a collective.
 
         Args:
-            world: The ranks.
             name: Name of the collective.
             more: Numbers of this rank, as many on all ranks.
         """

@@ -25,7 +25,6 @@ class Arrivals:
 
     Args:
         context: Owns the memory that groups share.
-        layout: The layout.
         on_news: Function that is called after an arrival, in its thread.
         every: Whether to call it after each arrival, not only after those that are news: the first
             one, or a group is complete. If several threads call ``arrive`` at the same time, a
@@ -96,7 +95,6 @@ class Arrivals:
         """Accept a member's gradient.
 
         Args:
-            slot: The member.
             tensor: The gradient.
             is_gradient: Whether it is a parameter's gradient, which the average may replace.
         """
@@ -224,10 +222,6 @@ class Arrivals:
         """Return the average of a member whose groups have all been delivered.
 
         They were not written to its memory.
-
-        Args:
-            slot: The member.
-            gradient: Its gradient.
         """
         parts = [self.kept[group][piece.in_group] for group, piece in self._layout.pieces_of[slot]]
         whole = parts[0] if len(parts) == 1 else torch.cat(parts)

@@ -172,7 +172,6 @@ class Draws:
 
         Args:
             flat_of: Gives a group's values on this rank.
-            world: The ranks.
             name: Name of the collective.
             device: Device of what is sent.
         """

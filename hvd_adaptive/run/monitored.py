@@ -38,10 +38,8 @@ def stock_seconds(
     The result is the median of ``REPEATS`` exchanges. One more before them does not count.
 
     Args:
-        world: The ranks.
         sizes: Lengths of the tensors.
         name: Beginning of the collectives' names.
-        device: Device of the gradients.
     """
     tensors = [torch.ones(size, dtype=torch.float32, device=device) for size in sizes]
     own = []
@@ -104,9 +102,7 @@ class Monitored:
 
         Args:
             binding: The binding of the step.
-            number: The step.
             layout: Its layout; None for a step without groups, after ranks called hvd.join().
-            device: Device of its gradients.
         """
         stock = None
         if self._compares and layout is not None and binding.world.size > 1:

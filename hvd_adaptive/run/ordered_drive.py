@@ -55,11 +55,7 @@ class OrderedDrive(Drive):
 
     Args:
         binding: The ranks and the exchange, whose world has ``begin_gather``.
-        layout: The layout.
         on_cpu: Whether gradients are on the CPU.
-        attempt: The attempt at the step.
-        lock: See ``Drive``.
-        worker: See ``Drive``.
 
     Attributes:
         held: Nothing is sent before the step is flushed: the exchange is set up, or gradients are
@@ -217,7 +213,6 @@ class OrderedDriver(Driver):
 
         Args:
             binding: The ranks and the exchange, whose world has ``begin_gather``.
-            layout: The layout.
             on_cpu: Whether gradients are on the CPU.
         """
         self.start(functools.partial(OrderedDrive, binding, layout, on_cpu), on_cpu)
@@ -226,7 +221,6 @@ class OrderedDriver(Driver):
         """Accept gradients by slot. They are final and disjoint, and averages will replace them.
 
         Args:
-            gradients: The gradients.
             done: Function that is called once, from any thread, when averages have replaced them,
                 or with an error.
         """

@@ -77,7 +77,6 @@ class RankContext:
         """Return a layout whose groups fit Horovod's and the user's bounds for this many ranks.
 
         Args:
-            members: The tensors.
             cut: Function that builds a layout, like ``layout.build_layout``.
 
         Raises:

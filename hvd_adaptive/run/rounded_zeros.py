@@ -31,9 +31,7 @@ class RoundedZeros:
         """Count the zeros among the quantised coordinates of a group, without waiting.
 
         Args:
-            group: The group.
             values: The coordinates.
-            codec: Their codec.
             padding: Zeros in each piece that are no gradients.
         """
         if codec.has_zero or codec.leaves_zeros_out:

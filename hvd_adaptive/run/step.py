@@ -150,7 +150,6 @@ class Step(ABC):
         """Return the reduced gradient of a member, in its own shape and dtype.
 
         Args:
-            slot: The member.
             absent: No rank has the gradient. The result is then zero; quantisation could turn the
                 zeros of a bucket into other values.
         """

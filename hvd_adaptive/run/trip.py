@@ -75,18 +75,14 @@ class Trips:
     4. ``commit`` ends the step: residuals become what was not sent. ``abandon`` gives it up.
 
     Args:
-        compressor: The compressor.
         exchange: This rank's exchange.
-        layout: The layout.
         number: The step, until ranks that differ in it have compared.
         gradients: The gradients of this rank.
         meter: Measures what is sent.
-        attempt: The attempt at the step.
         name: Beginning of the names of collectives.
         residuals: Residuals of this rank, laid out for the step; None without error feedback.
 
     Attributes:
-        number: The step.
         error: The error that every rank must raise after ``agree``, or None.
         working: The most bytes that decoding a group holds, by group; once its trip has begun.
         incomplete: Groups that are sent with zeros for gradients that are missing, because the step
@@ -130,7 +126,6 @@ class Trips:
         4. Check the average, and deliver it.
 
         Args:
-            index: The group.
             factor: Scale of sums over ranks.
 
         Raises:

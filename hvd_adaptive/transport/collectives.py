@@ -242,10 +242,8 @@ class InFlight(NamedTuple):
     """A collective in flight whose step was given up.
 
     Attributes:
-        name: Its name.
         kind: "payloads" (an AllGather), "parts" (an AllToAll), or Horovod's "allgather" or
             "broadcast".
-        handle: Its handle.
     """
 
     name: str

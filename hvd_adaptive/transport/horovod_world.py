@@ -104,7 +104,6 @@ class HorovodWorld(World):
 
     Attributes:
         hvd: The module ``horovod.torch``.
-        process_set: The process set.
         left: Set when the step in progress is given up; None if none can be.
     """
 

@@ -22,8 +22,6 @@ class World(ABC):
     and ``alltoall`` return a handle without waiting.
 
     Attributes:
-        size: Number of ranks.
-        rank: Number of this rank.
         sends_directly: Whether an allgather consists of messages to each rank (``AllGather``).
         orders_collectives: Whether ranks may submit collectives in different orders.
     """
@@ -127,7 +125,6 @@ class LevelSync:
     """Gather float64 vectors of equal length, fit on the first rank, and broadcast the result.
 
     Args:
-        world: The ranks.
         name: Beginning of the names of collectives.
     """
 

@@ -137,7 +137,6 @@ class BucketSession(ApartFromHorovod):
         """Receive a full bucket of a step.
 
         Args:
-            bucket: The bucket.
             index: DDP's number of it. In the first iteration with static_graph=True all are 0.
             is_last: DDP says that it is the last one. If not, perhaps none is.
             as_filled: The bucket is as DDP has filled it; no hook around ours may have changed it.

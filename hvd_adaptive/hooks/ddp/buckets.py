@@ -102,8 +102,6 @@ class BucketBinding(RankContext):
     """A compressor's groups for the buckets of one model.
 
     Args:
-        compressor: The compressor.
-        world: The ranks.
         name: Beginning of the names of collectives.
         in_turn: Gradients arrive one after the other, and not all at the same time.
 

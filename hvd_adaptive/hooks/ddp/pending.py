@@ -32,11 +32,9 @@ class Pending:
     """The buckets of one step, which is known by its parameters: none arrives twice in a step.
 
     Attributes:
-        binding: What they are bound to.
         collects: The driver receives them all at the end, because they have no layout yet.
         plain: They are averaged in full precision, because their averages are needed before the
             last bucket is known.
-        buckets: The buckets.
         parameters: The ``id`` of each parameter.
         gradients: Those that the driver has received with their bucket, by slot.
         ended: The backward pass has ended without some of the parameters.
@@ -99,7 +97,6 @@ class Arrived:
         """Compare names of the gradients of a step, a collective.
 
         Args:
-            step: The step.
             names: Names of this rank's gradients.
             warn: Called while other ranks let this one wait (``gather_patiently``).
 

@@ -47,8 +47,6 @@ def check_everywhere(
     """Compare the ranks' positions and failures, a collective.
 
     Args:
-        world: The ranks.
-        compressor: The compressor.
         name: Name of the collective.
         failures: This rank's failures.
         calls: Checksum of the calls of this step.

@@ -40,8 +40,6 @@ class ShardedModules:
     """The modules of one model, by their index, and the part of the parameters that each is in.
 
     Args:
-        compressor: The compressor.
-        modules: The modules.
         shards: What a module reduces are the shards of all ranks; else one shard.
     """
 
@@ -80,7 +78,6 @@ class ShardedModules:
         """Return a module's coordinates, those in full precision last, and their parcel.
 
         Args:
-            index: The module.
             flat: What it reduces.
             factor: Scale of the sum over ranks.
             call: Number of the call among those of the module in this step, from 0.

@@ -42,12 +42,7 @@ if TYPE_CHECKING:
 
 
 class ModuleSamples:
-    """The buckets of one step, by part.
-
-    Args:
-        compressor: The compressor.
-        modules: The modules.
-    """
+    """The buckets of one step, by part."""
 
     def __init__(self, compressor: GradientCompressor, modules: ShardedModules) -> None:
         self._compressor, self._modules = compressor, modules
@@ -61,10 +56,8 @@ class ModuleSamples:
         """Keep copies of buckets of a module: its share of those of its part.
 
         Args:
-            index: The module.
             flat: What it reduces, the shards of all ranks in their order. No bucket has coordinates
                 of two shards.
-            rank: This rank.
             call: Number of the call among those of the module in this step, from 1.
         """
         compressor, module = self._compressor, self._modules[index]
@@ -115,8 +108,6 @@ class ShardedSession(ApartFromHorovod):
        that all raise the same error. Tables are fitted if that is due, and used from the next step.
 
     Args:
-        compressor: The compressor.
-        modules: The modules.
         label: Beginning of collectives' names.
         shards: Ranks keep shards of the average; else each rank gets all of it.
     """
@@ -182,7 +173,6 @@ class ShardedSession(ApartFromHorovod):
         """Average a module's tensor over ranks, a collective.
 
         Args:
-            index: The module.
             flat: What is averaged, 1-D; with shards, those of all ranks in their order.
             out: Receives the average, or this rank's shard of it; may be ``flat``.
             group: The process group.

@@ -52,7 +52,6 @@ class AbandonedSteps:
         """Add a Step or a JoinedStep that is given up.
 
         Args:
-            step: The step.
             generation: HorovodWorld.generation when it began.
         """
         self._bury(generation)

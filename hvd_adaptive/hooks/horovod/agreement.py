@@ -47,9 +47,7 @@ class Agreement:
     """Compare what must be the same on all ranks: settings, parameters, and each step's position.
 
     Args:
-        compressor: The compressor.
         owner: Its optimizer; None if none was found.
-        world: The ranks.
 
     Attributes:
         is_new: Ranks have not agreed in any step yet.

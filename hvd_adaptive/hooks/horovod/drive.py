@@ -58,10 +58,7 @@ class HorovodDrive(Drive):
     """Take one step to its end.
 
     Args:
-        binding: The binding.
         attempt: Not used: attempts are counted for the ranks (abandoned_steps.py).
-        lock: See ``Drive``.
-        worker: See ``Drive``.
         layout: The layout; None if no optimizer names gradients. They are then laid out when all
             have arrived.
         last_generation: Horovod's generation when the compressor's last step ended; None if there

@@ -192,9 +192,7 @@ def take_first_state(
 
     Args:
         world: The ranks, none of which has sent anything of the step.
-        compressor: The compressor.
         name: Beginning of the collectives' names.
-        attempt: The attempt at the step.
         survives: The state is of an earlier generation of Horovod.
 
     Returns:

@@ -79,9 +79,7 @@ def position(
     """Return a rank's position: the sum over ranks shows whether all positions are equal.
 
     Args:
-        rank: This rank.
         slot: The gradient, for a placeholder; 0 for a step.
-        step: The step.
         fingerprint: 32 bits of what must be equal on all ranks in every step.
         progress: What must be equal on all ranks in this step, besides ``step``.
         groups: Number of the groups; if it differs between ranks, they change their groups.
@@ -129,7 +127,6 @@ def check_reduced(
 
     Args:
         reduced: The reduced position.
-        size: Number of ranks.
         any_step: Whether ranks may differ in the step.
         own: This rank's position, if the reduction is known to be a sum.
 

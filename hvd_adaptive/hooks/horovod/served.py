@@ -71,7 +71,6 @@ class Watch:
 
     Args:
         members: The members of the layout.
-        parameters: Their parameters.
         optimizer: Function that returns Horovod's optimizer, or None if it does not exist any more.
         scaler: AMP's GradScaler; by default the one among the callers.
     """
@@ -177,7 +176,6 @@ class ServedParameters:
     """Hold the parameters that a compressor serves, by slot of the layout.
 
     Args:
-        compressor: The compressor.
         owner: Its optimizer; None if none was found. Then there are no parameters.
         by_slot: The parameters.
 
