@@ -84,14 +84,14 @@ def key_of_rank() -> str:
     return "rank 0 of 1"
 
 
-def packed(state: dict[str, Any]) -> bytes:
+def packed(state: Any) -> bytes:
     """Return a state in one piece, because a checkpoint would mix tensors of several ranks."""
     file = io.BytesIO()
     torch.save(state, file)
     return file.getvalue()
 
 
-def unpacked(state: Mapping[str, bytes], key: str) -> dict[str, Any]:
+def unpacked(state: Mapping[str, bytes], key: str) -> Any:
     """Return the state that was packed as the entry ``key``."""
     data = states.entry(state, key)
     if not isinstance(data, bytes):

@@ -77,13 +77,11 @@ class CompressionState:
         named_parameters: Iterable[tuple[str, torch.nn.Parameter]] | None = None,
         process_group: dist.ProcessGroup | None = None,
     ) -> None:
-        check_compressor("compressor", compressor)
+        check_compressor("compressor", compressor, is_free=True)
         if compressor.settings.process_set is not None:
             raise ValueError(
                 "process_set: must be None; give CompressionState the model's process_group"
             )
-        if compressor._training.connection is not None:
-            raise ValueError("compressor: already serves an optimizer or a model; create another")
         if process_group is not None and not isinstance(process_group, dist.ProcessGroup):
             kind = type(process_group).__name__
             raise ValueError(f"process_group: must be a process group, not {kind}")

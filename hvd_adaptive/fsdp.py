@@ -10,7 +10,6 @@ what it receives. The all-gathers of parameters do not change.
 from __future__ import annotations
 
 import functools
-import io
 import itertools
 import math
 import weakref
@@ -21,7 +20,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
-from hvd_adaptive import states
+from hvd_adaptive.checkpoint import packed, unpacked
 from hvd_adaptive.compressor import GradientCompressor, check_compressor
 from hvd_adaptive.hooks.fsdp.modules import ShardedModule
 from hvd_adaptive.hooks.fsdp.session import ShardedSession
@@ -89,9 +88,7 @@ class Compressed:
         torch.distributed.checkpoint saves such an entry once. For a file of each rank
         ``compressor.state_dict()`` is enough.
         """
-        file = io.BytesIO()
-        torch.save(self._session.states_of_ranks(), file)
-        return {"compressor": file.getvalue()}
+        return {"compressor": packed(self._session.states_of_ranks())}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Load what ``state_dict`` returned; other numbers of ranks load the first one's.
@@ -99,10 +96,7 @@ class Compressed:
         Raises:
             ValueError: The state is of another scheme or incomplete.
         """
-        saved = states.entry(state, "compressor")
-        if not isinstance(saved, bytes):
-            raise ValueError(f"state: compressor must be bytes, not {type(saved).__name__}")
-        everyone = torch.load(io.BytesIO(saved), weights_only=True)
+        everyone = unpacked(state, "compressor")
         rank, ranks = self._session.place
         self.compressor.load_state_dict(everyone[rank if len(everyone) == ranks else 0])
 
@@ -243,7 +237,7 @@ def _modules_of(model: Any, method: str) -> list[tuple[str, Any]]:
 
 
 def _session(compressor: Any, modules: list[tuple[str, Any]], shards: bool) -> ShardedSession:
-    settings = check_compressor("compressor", compressor).settings
+    settings = check_compressor("compressor", compressor, is_free=True).settings
     if settings.error_feedback is not None:
         raise ValueError(
             f"error_feedback={settings.error_feedback!r}: must be None with FSDP, whose sharding "
@@ -256,8 +250,6 @@ def _session(compressor: Any, modules: list[tuple[str, Any]], shards: bool) -> S
         raise ValueError(
             f"exchange={settings.exchange!r}: must be one of {', '.join(map(repr, allowed))}"
         )
-    if compressor._training.connection is not None:
-        raise ValueError("compressor: already serves an optimizer or a model; create another")
     known = {id(module) for _, module in modules}
     sharded = []
     for name, module in modules:

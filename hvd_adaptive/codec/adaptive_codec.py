@@ -11,11 +11,11 @@ import numpy as np
 import torch
 
 from hvd_adaptive import states
-from hvd_adaptive.adapt.coverage import HEAD, Coverage, Usable, share_in
-from hvd_adaptive.adapt.statistics import STATISTICS, Adaptation, weights_of
+from hvd_adaptive.adapt.coverage import HEAD, Coverage, share_in
+from hvd_adaptive.adapt.statistics import STATISTICS, Adaptation
 from hvd_adaptive.base.checks import check_choice
-from hvd_adaptive.codec.buckets import buckets_of
 from hvd_adaptive.codec.codec import Codec
+from hvd_adaptive.codec.fitted_codec import FittedCodec, buckets_of
 from hvd_adaptive.codec.level_table import LevelTable
 from hvd_adaptive.codec.second_stage import SecondStage
 from hvd_adaptive.codec.table_codec import TableCodec
@@ -36,7 +36,7 @@ OUTCOME = 5
 NORMS = ("l2", "linf")
 
 
-class AdaptiveCodec(TableCodec):
+class AdaptiveCodec(FittedCodec, TableCodec):
     """A table codec that is fitted to gradients (ALQ paper, Algorithm 1).
 
     If ``coding`` needs a code book, the symbols' probabilities (Props 6, 8) are fitted with the
@@ -54,12 +54,7 @@ class AdaptiveCodec(TableCodec):
         again: Function (*dropped, **changes) that returns a new codec with the same keywords,
             except for these (GradientCompressor._again).
 
-    Attributes:
-        is_fitted: Whether a fit changes anything.
     """
-
-    adaptation: Adaptation
-    is_fitted = True
 
     def __init__(
         self,
@@ -78,7 +73,6 @@ class AdaptiveCodec(TableCodec):
         self.fit_magnitudes, self._own_settings = fit_magnitudes, own_settings
         self._again = again
         self._statistic = STATISTICS[adaptation.statistics](adaptation.samples)
-        self._share = 0.0  # Coverage.share of the last fit; 0 if it failed
 
     @property
     def has_book(self) -> bool:
@@ -102,9 +96,7 @@ class AdaptiveCodec(TableCodec):
         """See ``level_scheme.LevelScheme.fit``."""
         buckets = buckets_of(gradients, self.settings, self.leaves_zeros_out)
         statistic = STATISTICS[self.adaptation.statistics](len(buckets))
-        usable = self._usable(buckets)
-        if not usable.buckets:
-            raise ValueError("gradients: no bucket is finite and different from zero")
+        usable = self._usable_in(buckets)
         collected = [statistic.collect(usable.buckets, usable.norms, usable.weights)]
         distribution = statistic.pool(collected, self.adaptation.normalized)
         if self.is_fitted:
@@ -139,10 +131,6 @@ class AdaptiveCodec(TableCodec):
         """See ``adapt.joint_update.Fitted.joined``."""
         head = np.sum([own[:HEAD] for own in steps], axis=0)
         return np.concatenate([head, self._statistic.joined([own[HEAD:] for own in steps])])
-
-    def has_more(self, collected: Sequence[np.ndarray]) -> bool:
-        """Return whether these statistics contain notably more than those of the last fit."""
-        return Coverage.of(collected).has_grown(self._share)
 
     def refit(
         self,
@@ -234,11 +222,6 @@ class AdaptiveCodec(TableCodec):
         if self.has_book:
             probabilities = symbol_probabilities(magnitudes, of_coordinates, symmetric)
         return LevelTable(bits, symmetric, magnitudes, probabilities=probabilities)
-
-    def _usable(self, buckets: Sequence[torch.Tensor]) -> Usable:
-        """Return the usable buckets, clipped if the settings say so."""
-        weights, without_zeros = weights_of(buckets), self.leaves_zeros_out
-        return Usable.among(buckets, weights, self.norm, self._clipped, without_zeros)
 
     def load_tables_from(self, old: AdaptiveCodec, keep: bool) -> None:
         super().load_tables_from(old, keep)

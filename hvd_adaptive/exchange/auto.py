@@ -14,7 +14,6 @@ choice in the log.
 from __future__ import annotations
 
 import copy
-import itertools
 import logging
 import time
 from collections.abc import Iterable, Mapping, Sequence
@@ -27,7 +26,14 @@ from hvd_adaptive.base.device import wait_for
 from hvd_adaptive.base.errors import PayloadError
 from hvd_adaptive.base.streams import Use
 from hvd_adaptive.codec.second_stage import FULL_PRECISION, SecondStage, references
-from hvd_adaptive.exchange.exchange import AllgatherExchange, Exchange, OwnSlice, RankInfo, Route
+from hvd_adaptive.exchange.exchange import (
+    AllgatherExchange,
+    Exchange,
+    OwnSlice,
+    RankInfo,
+    Route,
+    carry_out,
+)
 from hvd_adaptive.exchange.hierarchical import HierarchicalExchange
 from hvd_adaptive.exchange.parcel import Parcel, RandomStream
 from hvd_adaptive.exchange.scatter_reduce import ScatterReduceExchange
@@ -266,21 +272,10 @@ def measure(
     for repeat in range(1 + REPEATS):
         wait_for(device)
         begin = time.perf_counter()
-        _carry_out(exchange.average(parcel, flat, flat), world, f"{name}.{size}.{repeat}")
+        carry_out(exchange.average(parcel, flat, flat), world, f"{name}.{size}.{repeat}")
         wait_for(device)
         seconds.append(time.perf_counter() - begin)
     return min(seconds[1:])
-
-
-def _carry_out(route: Route, world: World, name: str) -> None:
-    """Perform all stages of one group, and wait for each."""
-    request = next(route)
-    for stage in itertools.count():
-        received = request.receive(world, request.submit(world, f"{name}.{stage}"))
-        try:
-            request = route.send(received)
-        except StopIteration:
-            return
 
 
 # Most ranks that use allgather by default. A rank sends (ranks - 1) payloads in an allgather, and

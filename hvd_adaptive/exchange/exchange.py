@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from hvd_adaptive.adapt.updates import Updates
     from hvd_adaptive.codec.codec import Codec
     from hvd_adaptive.layout import Group
+    from hvd_adaptive.monitor import StepMeter
     from hvd_adaptive.transport.world import World
 
 # Yields collectives, receives their results, and returns the group's average.
@@ -99,7 +100,7 @@ class Exchange(ABC):
         return group.quantized
 
     def parts_among(self, groups: Iterable[Group]) -> list[str]:
-        """Return labels of the parts that quantise anything in ``groups``, in order; or [""]."""
+        """Return labels of the parts that quantise anything in groups, in order; or [""]."""
         return list(dict.fromkeys(g.part for g in groups if self.quantized(g))) or [""]
 
     def prepare(self, updates: Updates, labels: Sequence[str], step: int) -> None:  # noqa: B027
@@ -158,7 +159,7 @@ class Exchange(ABC):
 
 
 class AllgatherExchange(Exchange):
-    """Send every rank's payload to every other rank, which decodes all: for small numbers of ranks."""
+    """Send every rank's payload to every other rank, which decodes all: for few ranks."""
 
     def in_flight_bytes(self, codec: Codec, quantized: int, full: int, dtype: torch.dtype) -> int:
         # All ranks' payloads, and its own once more or, sent directly, for each of them.
@@ -200,3 +201,20 @@ class AllgatherExchange(Exchange):
         result = parcel.narrowed(out, parcel.quantized, self.ranks)
         parcel.spent("decode_s", begin)
         return result
+
+
+def carry_out(
+    route: Route, world: World, name: str, meter: StepMeter | None = None, index: int = 0
+) -> torch.Tensor:
+    """Return a route's result; its collectives are performed one by one, and waited for."""
+    request, stage = next(route), 0
+    while True:
+        sent, begin = request.sent_bytes(world.rank, world.size), time.perf_counter()
+        handle = request.submit(world, f"{name}.stage{stage}")
+        received = request.waiting().receive(world, handle)
+        if meter is not None:
+            meter.add(index, wire_bytes=sent, exchange_s=time.perf_counter() - begin)
+        try:
+            request, stage = route.send(received), stage + 1
+        except StopIteration as ended:
+            return ended.value

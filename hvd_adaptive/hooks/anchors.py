@@ -15,9 +15,10 @@ Parameter = torch.nn.Parameter
 
 
 class Anchors:
-    """Copies of parameters, which an SGD moves by averages of what ranks have learned.
+    """Copies of the parameters that require a gradient, which an SGD moves by averages.
 
     Args:
+        parameters: Parameters of which those that require a gradient are copied.
         momentum: Nesterov momentum of the SGD.
         lr: Rate of the SGD.
     """
@@ -26,17 +27,13 @@ class Anchors:
         self._momentum, self._lr = momentum, lr
         self._copies: dict[Parameter, torch.Tensor] = {}
         self._outer = self._sgd()
-        self.add(parameters)
+        self._replace({p: p.detach().clone() for p in parameters if p.requires_grad})
 
     def __contains__(self, parameter: Parameter) -> bool:
         return parameter in self._copies
 
     def __iter__(self) -> Iterator[Parameter]:
         return iter(self._copies)
-
-    def add(self, parameters: Iterable[Parameter]) -> None:
-        """Copy parameters that had no anchor."""
-        self._replace(self._copies | {p: p.detach().clone() for p in parameters})
 
     def start_at(
         self, parameters: Sequence[Parameter], values: Sequence[torch.Tensor], mixing: float

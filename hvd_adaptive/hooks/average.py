@@ -174,8 +174,7 @@ def _session_of(compressor: Any, group: Any) -> ListSession:
             )
         _thrown_away.goes_on()
         return connection
-    if connection is not None:
-        raise ValueError("compressor: already serves an optimizer or a model; create another")
+    check_compressor("compressor", compressor, is_free=True)
     _check_ranks(group)
     compressor._training.connection = session = ListSession(compressor, group)
     _thrown_away.begins(session)

@@ -33,6 +33,7 @@ class Connected:
 
     compressor: GradientCompressor
     _binding: RankContext | None  # until the ranks are known
+    _driver: Any = None  # a Driver, if it takes gradients through the steps
 
     @property
     def layout(self) -> Layout | None:
@@ -43,6 +44,10 @@ class Connected:
     def exchange(self) -> str | None:
         """See Connection.exchange."""
         return None if self._binding is None else self._binding.exchange_name
+
+    def describe(self) -> str:
+        """Return what the step in progress waits for; see ``Driver.describe``."""
+        return "" if self._driver is None else self._driver.describe()
 
 
 class ApartFromHorovod(Connected):

@@ -92,10 +92,6 @@ class ListSession(ApartFromHorovod):
         """See Connection.is_idle."""
         return self._driver.is_idle
 
-    def describe(self) -> str:
-        """Return what the step in progress waits for; see ``Driver.describe``."""
-        return self._driver.describe()
-
     def abandon(self) -> None:
         """Give up the step in progress, if there is one."""
         self._driver.give_up()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import zlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -36,9 +36,7 @@ def check_arguments(optimizer: Any, compressor: Any, momentum: Any, lr: Any) -> 
         raise ValueError(f"lr={lr!r}: must be a number above 0")
     if compressor is None:
         return
-    check_compressor("compression", compressor)
-    if compressor._training.connection is not None:
-        raise ValueError("compression: already serves an optimizer or a model; create another")
+    check_compressor("compression", compressor, is_free=True)
     if compressor.settings.process_set is not None:
         raise ValueError("process_set: give it to LocalSGD, not to the compressor")
 
@@ -96,6 +94,23 @@ def moved_of(state: Mapping[str, Any], fragments: int) -> list[bool]:
     if not isinstance(moved, list) or len(moved) != fragments:
         raise ValueError(f"state: moved={moved!r}: must be a list for fragments={fragments}")
     return list(map(bool, moved))
+
+
+def tensors_like(
+    parameters: Sequence[torch.Tensor], state: Any, name: str, of: str = "state"
+) -> Sequence[Any]:
+    """Return the entry ``name`` of a state, tensors of the parameters' shapes or None.
+
+    Raises:
+        ValueError: They are others; ``of`` names the state.
+    """
+    tensors = states.entry(state, name, of)
+    if len(tensors) != len(parameters) or any(
+        tensor is not None and getattr(tensor, "shape", None) != p.shape
+        for tensor, p in zip(tensors, parameters, strict=True)
+    ):
+        raise ValueError(f"{of}: {name} are not those of this optimizer's parameters")
+    return tensors
 
 
 def own_checksum(rank: int, inner: Any, pending: Any) -> int:

@@ -91,7 +91,7 @@ class Drive(ABC):
                 self.fail(error)
             return None
 
-    advance = go_on  # on the worker thread; see ``worker.Work.advance``
+    advance = go_on  # on the worker thread
 
     def complete(self) -> None:
         """Take the step to its end in the program's thread."""

@@ -46,9 +46,9 @@ class Flight:
     request: Collective
     most: int  # bytes that its exchange holds
     early: int | None = None  # the number of its stages, if they may go on before the first result
-    stages: int = 0  # the number of its stages, in an OrderedStep
-    stage: int = 0
-    is_over: bool = False
+    stages: int = 0  # the number of its collectives, in an OrderedStep
+    stage: int = 0  # the collective that it waits for
+    is_over: bool = False  # its last collective has been received
     handle: Any = None
     begun: float = 0.0
 

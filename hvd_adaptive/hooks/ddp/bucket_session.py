@@ -16,7 +16,7 @@ from hvd_adaptive.changes import begin_step
 from hvd_adaptive.hooks.connected import ApartFromHorovod, is_first_rank
 from hvd_adaptive.hooks.ddp.buckets import Bucket, BucketBinding, Names
 from hvd_adaptive.hooks.ddp.early import EarlyGroups
-from hvd_adaptive.hooks.ddp.pending import Arrived, Pending, at_end_of_backward, is_nested
+from hvd_adaptive.hooks.ddp.pending import Pending, at_end_of_backward, compare_names, is_nested
 from hvd_adaptive.run.agreement import compare_settings
 from hvd_adaptive.run.ordered_drive import OrderedDriver
 from hvd_adaptive.transport.horovod_world import HorovodRounds
@@ -67,7 +67,7 @@ class BucketSession(ApartFromHorovod):
         self.compressor, self.names, self.group = compressor, names, group
         self._make_world, self._name = make_world or (lambda: TorchWorld(self.group)), name
         self._world: TorchWorld | HorovodRounds | None = None  # until the first bucket
-        self._arrived: Arrived | None = None  # likewise; None if nothing can be skipped
+        self._names_world: TorchWorld | None = None  # likewise; None if nothing can be skipped
         self._binding: BucketBinding | None = None
         self._stale = False
         self._planned: Sequence[Bucket] = ()
@@ -89,10 +89,6 @@ class BucketSession(ApartFromHorovod):
         if not self.was_used and self._world is None:
             self._warn_of_no_use("%s", UNUSED)
 
-    def describe(self) -> str:
-        """Return what the step in progress waits for; see ``Driver.describe``."""
-        return self._driver.describe()
-
     def abandon(self) -> None:
         """Give up the step in progress, if there is one."""
         self._pending = None
@@ -104,12 +100,11 @@ class BucketSession(ApartFromHorovod):
         self.abandon()
         self._early.remove()
         world, self._world, self._binding = self._world, None, None
-        arrived, self._arrived = self._arrived, None
+        of_names, self._names_world = self._names_world, None
         self.was_used = True
-        if isinstance(world, TorchWorld):
-            world.close()
-        if arrived is not None:
-            arrived.close()
+        for used in (world, of_names):
+            if isinstance(used, TorchWorld):
+                used.close()
 
     def rebind(self) -> None:
         """Lay out the next step anew: settings have changed."""
@@ -204,12 +199,12 @@ class BucketSession(ApartFromHorovod):
 
         If they differ, collectives have been paired wrongly: leave them and their ranks.
         """
-        if self._arrived is None:
+        if self._names_world is None:
             return
         try:
             names = pending.names(self.names, self._early.sent)
             warn = functools.partial(self._driver.warn_of_stall, pending.binding.world.rank)
-            self._arrived.check(self.compressor.step, names, warn)
+            compare_names(self._names_world, self.compressor.step, names, warn)
         except RankMismatchError:
             self._pending, self._world, self._binding = None, None, None
             self._early.stop()
@@ -320,6 +315,6 @@ class BucketSession(ApartFromHorovod):
         self._world, self._binding = None, None
         world = self._make_world()
         compare_settings(world, self.compressor)
-        self._arrived = Arrived(self.group) if self._are_replicas else None
+        self._names_world = TorchWorld(self.group) if self._are_replicas else None
         self._world = world
         return world

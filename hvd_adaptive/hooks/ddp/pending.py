@@ -7,7 +7,6 @@ import zlib
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from types import FrameType
-from typing import TYPE_CHECKING
 
 import torch
 
@@ -16,9 +15,6 @@ from hvd_adaptive.hooks.ddp.buckets import Bucket, BucketBinding, Names
 from hvd_adaptive.run.agreement import differences
 from hvd_adaptive.run.worker import gather_patiently
 from hvd_adaptive.transport.torch_world import TorchWorld
-
-if TYPE_CHECKING:
-    import torch.distributed as dist
 
 ADVICE = (
     "Every rank must use the same parameters under the same names; DistributedDataParallel skips "
@@ -77,40 +73,30 @@ class Pending:
         return [layout.members[slot].name for slot in sorted({*self.gradients, *early})]
 
 
-class Arrived:
-    """The ranks' comparison of what a backward pass has brought, in a process group of its own.
+def compare_names(
+    world: TorchWorld, step: int, names: Sequence[str], warn: Callable[[], None]
+) -> None:
+    """Compare the names of the gradients that a backward pass has brought, a collective.
 
     Ranks that skip different buckets pair other collectives wrongly, and never receive some.
 
     Args:
-        group: The model's process group; None for the default one.
+        world: The ranks, in a process group that no other collective uses.
+        step: Number of the step.
+        names: Names of this rank's gradients.
+        warn: Called while other ranks let this one wait (``gather_patiently``).
+
+    Raises:
+        RankMismatchError: They differ, on all ranks.
     """
-
-    def __init__(self, group: dist.ProcessGroup | None) -> None:
-        self._world = TorchWorld(group)
-
-    def close(self) -> None:
-        """Leave the ranks; see ``TorchWorld.close``."""
-        self._world.close()
-
-    def check(self, step: int, names: Sequence[str], warn: Callable[[], None]) -> None:
-        """Compare names of the gradients of a step, a collective.
-
-        Args:
-            names: Names of this rank's gradients.
-            warn: Called while other ranks let this one wait (``gather_patiently``).
-
-        Raises:
-            RankMismatchError: They differ, on all ranks.
-        """
-        row = torch.tensor([zlib.crc32(repr(names).encode())], device="cpu")
-        rows = gather_patiently(self._world, row, warn)
-        if (rows == rows[0]).all():
-            return
-        own = {"the gradients of this step": dict.fromkeys(names, "there")}
-        everyone = self._world.gather_objects(own)
-        mismatch = differences(everyone, range(len(everyone)), ADVICE)
-        raise RankMismatchError(f"step {step}: {mismatch}")
+    row = torch.tensor([zlib.crc32(repr(names).encode())], device="cpu")
+    rows = gather_patiently(world, row, warn)
+    if (rows == rows[0]).all():
+        return
+    own = {"the gradients of this step": dict.fromkeys(names, "there")}
+    everyone = world.gather_objects(own)
+    mismatch = differences(everyone, range(len(everyone)), ADVICE)
+    raise RankMismatchError(f"step {step}: {mismatch}")
 
 
 def at_end_of_backward(call: Callable[[], None]) -> bool:

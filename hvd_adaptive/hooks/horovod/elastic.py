@@ -17,8 +17,9 @@ import copy
 import io
 import logging
 import sys
+from abc import ABC, abstractmethod
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -29,12 +30,24 @@ if TYPE_CHECKING:
     from hvd_adaptive.transport.horovod_world import HorovodWorld
 
 
-class CompressorStateHandler:
-    """Horovod's StateHandler for compressors."""
+class _Handler(ABC):
+    """Horovod's StateHandler."""
 
-    def __init__(self, compressor: GradientCompressor) -> None:
-        self.value = compressor
+    def __init__(self, value: Any) -> None:
+        self.set_value(value)
+
+    def set_value(self, value: Any) -> None:
+        """Handle another object from now on."""
+        self.value = value
         self.save()
+
+    @abstractmethod
+    def save(self) -> None:
+        """Keep a copy of the current state."""
+
+
+class CompressorStateHandler(_Handler):
+    """Horovod's StateHandler for compressors."""
 
     def save(self) -> None:
         """Keep a copy of the current state."""
@@ -63,37 +76,13 @@ class CompressorStateHandler:
             compressor._training.residuals.load_from(residuals)
         self.save()
 
-    def set_value(self, compressor: GradientCompressor) -> None:
-        """Handle another compressor from now on."""
-        self.value = compressor
-        self.save()
 
-
-class Local(Protocol):
-    """Define LocalSGD as its handler uses it."""
-
-    def connect(self) -> None:
-        """Find the ranks."""
-
-    def state_dict(self) -> dict[str, Any]:
-        """Return the state."""
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Load a state of this rank."""
-
-    def load_from(self, state: Mapping[str, Any]) -> None:
-        """Load a state of another rank."""
-
-
-class LocalStateHandler:
+class LocalStateHandler(_Handler):
     """Horovod's StateHandler for LocalSGD.
 
     Within a round each rank has parameters and a state of its own. ``sync`` copies the first rank's
     to all ranks, so what the others have learned since the last round is lost.
     """
-
-    def __init__(self, local: Local) -> None:
-        self.set_value(local)
 
     def save(self) -> None:
         """Keep a copy of the current state."""
@@ -118,11 +107,6 @@ class LocalStateHandler:
         if own["compressor"] is not None:
             shared["compressor"] = with_own(shared["compressor"], own["compressor"])
         local.load_from(shared)
-        self.save()
-
-    def set_value(self, local: Local) -> None:
-        """Handle another object from now on."""
-        self.value = local
         self.save()
 
 

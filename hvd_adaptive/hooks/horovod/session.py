@@ -73,10 +73,6 @@ class Session(Connected):
         drive = self._driver.drive
         return drive is None or drive.left.is_set()
 
-    def describe(self) -> str:
-        """Return what the step in progress waits for; see ``Driver.describe``."""
-        return self._driver.describe()
-
     def wake(self) -> None:
         """Have the worker look at the step in progress."""
         self._driver.wake()
