@@ -22,10 +22,8 @@ ZEROS, GROWTH = 0.05, 1.05
 
 
 def share_in(state: Mapping[str, Any]) -> float:
-    """Return ``Coverage.share`` of the last fit from a codec's state; 0 if the state is too old.
-
-    Raises:
-        ValueError: The value is not a number from 0 to 1.
+    """Return ``Coverage.share`` of the last fit from a codec's state, 0 if the state is too old;
+    raise ValueError if it is not a number from 0 to 1.
     """
     share = state.get("share", 0.0)
     real = isinstance(share, int | float) and not isinstance(share, bool)
@@ -58,10 +56,11 @@ class Usable:
         clip: Callable[[torch.Tensor], torch.Tensor] = lambda bucket: bucket,
         without_zeros: bool = False,
     ) -> Usable:
-        """Return the usable ones among buckets, with one copy to the host.
+        """Return the usable ones among buckets (float32, 1-D), with one copy to the host.
 
         Args:
-            buckets: float32, 1-D.
+            buckets: The buckets.
+            weights: Their weights.
             norm: "l2" or "linf".
             clip: Function that clips a bucket.
             without_zeros: Quantised buckets contain no zeros (coding/zeros.py). A bucket with zeros

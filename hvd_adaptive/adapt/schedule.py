@@ -122,20 +122,15 @@ class UpdateSchedule:
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Load a ``state_dict``; the schedule itself comes from the constructor.
-
-        Raises:
-            ValueError: The state is invalid; nothing is changed then.
+        """Load a ``state_dict``, or raise ValueError; the schedule itself comes from the
+        constructor.
         """
         self.retry_at, self._wait, self._again = self.checked(state)
 
     @staticmethod
     def checked(state: Any) -> tuple[int | None, int, bool]:
-        """Return the contents of a state; raise ValueError if it is invalid.
-
-        Returns:
-            The step of the retry or None, the wait after it, and whether it retries an incomplete
-            update.
+        """Return the step of the retry or None, the wait after it, and whether it retries an
+        incomplete update, from a state; raise ValueError if it is invalid.
         """
         retry_at = states.whole(state, "retry_at", -1, of="state: schedule")
         wait = states.whole(state, "wait", 1, LONGEST_WAIT, of="state: schedule")

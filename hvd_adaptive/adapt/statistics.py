@@ -61,12 +61,8 @@ class Statistic(Protocol):
         norms: Sequence[float],
         weights: Sequence[float] | None = None,
     ) -> np.ndarray:
-        """Return the statistics of finite, nonzero buckets.
-
-        Args:
-            buckets: float32, 1-D, of any sizes.
-            norms: Their normalising norms.
-            weights: Their weights in a ``Sample``; 1 if None.
+        """Return the statistics of finite, nonzero buckets (float32, 1-D, of any sizes), given
+        their normalising norms and their weights in a ``Sample``, 1 if None.
         """
 
     def joined(self, steps: Sequence[np.ndarray]) -> np.ndarray:
@@ -149,7 +145,6 @@ class HistogramStatistic:
         return with_tail(weighted[:-1], squared[:-1], buckets)
 
     def of_coordinates(self, collected: Sequence[np.ndarray]) -> Distribution:
-        """Return the unchanged histogram: see ``Statistic.of_coordinates``."""
         counts = self._sums(collected)[1]
         return Histogram.from_counts(counts[:BINS], counts[BINS], counts[BINS + 1])
 

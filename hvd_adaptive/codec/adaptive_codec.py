@@ -43,17 +43,11 @@ class AdaptiveCodec(FittedCodec, TableCodec):
     levels, from the same statistics, and are part of the table.
 
     Args:
-        name: Name of the scheme, in payloads and states.
-        settings: Shared settings.
-        norm: "l2" or "linf".
-        table: First table.
-        adaptation: Statistics and schedule.
         fit_magnitudes: Function (law of r = abs(v)/norm, current table) that returns fitted
             magnitudes, float64, ascending to 1.
         own_settings: The scheme's other settings, which must be equal on all ranks.
         again: Function (*dropped, **changes) that returns a new codec with the same keywords,
             except for these (GradientCompressor._again).
-
     """
 
     def __init__(
@@ -137,14 +131,10 @@ class AdaptiveCodec(FittedCodec, TableCodec):
         collected: Sequence[np.ndarray],
         seen: Callable[[Distribution], Distribution] = lambda law: law,
     ) -> np.ndarray:
-        """Return the update that rank 0 broadcasts, computed from all ranks' statistics.
+        """Return the update that rank 0 broadcasts, computed from ``collect`` of all ranks.
 
         Hostile statistics keep the old table; no exception is raised in the middle of a step.
-
-        Args:
-            collected: Results of ``collect``, one per rank.
-            seen: Function that converts the ranks' law of coordinates to the law that this codec
-                quantises.
+        ``seen`` converts the ranks' law of coordinates to the law that this codec quantises.
 
         Returns:
             float64 [complete, fitted, expected variance before, after, share of coordinates fitted
@@ -170,12 +160,8 @@ class AdaptiveCodec(FittedCodec, TableCodec):
     def refit_second(
         self, collected: Sequence[np.ndarray], first: AdaptiveCodec, update: np.ndarray | None
     ) -> np.ndarray:
-        """Return the update of a codec of averages.
-
-        Args:
-            collected: Statistics of the first stage's codec.
-            first: That codec.
-            update: The update that it will apply, or None.
+        """Return the update of a codec of averages of ``first``, which will apply ``update``, or
+        None.
         """
         size = first.table.magnitudes.size
         magnitudes = first.table.magnitudes if update is None else update[OUTCOME:][:size]
@@ -328,10 +314,7 @@ def _same_magnitudes(law: Distribution, table: LevelTable) -> np.ndarray:
 
 
 def _numbers(table: LevelTable, has_book: bool) -> list[np.ndarray]:
-    """Return what is broadcast of a table.
-
-    Probabilities that do not exist are zeros; the update then says that nothing was fitted.
-    """
+    """Return what is broadcast of a table. Probabilities that do not exist are zeros."""
     if not has_book:
         return [table.magnitudes]
     none = np.zeros(2 * table.magnitudes.size - (0 if table.symmetric else 1))

@@ -159,9 +159,8 @@ class DitheredCode:
 
 
 def ideal_delta(law: Distribution, unit: float, bits: float) -> float:
-    """Return the delta at which ideal codes spend ``bits``, by bisection in its logarithm.
-
-    If there is none, the result is the least or the largest delta.
+    """Return the delta at which ideal codes spend ``bits``, by bisection in its logarithm; if there
+    is none, the least or the largest delta.
     """
 
     low, high = np.log2(LEAST_DELTA), np.log2(MOST_DELTA)
@@ -178,9 +177,8 @@ def ideal_delta(law: Distribution, unit: float, bits: float) -> float:
 
 @functools.cache
 def gaussian_law() -> Histogram:
-    """Return the law of normal coordinates of root mean square 1/GAUSSIAN_UNIT.
-
-    It is used before the first fit.
+    """Return the law of normal coordinates of root mean square 1/GAUSSIAN_UNIT, for before the
+    first fit.
     """
     from scipy.special import erf  # slow to import, and only ECDQ needs it
 
@@ -194,9 +192,8 @@ GAUSSIAN_UNIT = 16.0
 
 @functools.lru_cache(maxsize=64)
 def gaussian_code(bits: float | None, delta: float | None) -> DitheredCode:
-    """Return the code for Gaussian buckets that spends ``bits``, or that has step ``delta``.
-
-    ``delta`` is used only if ``bits`` is None.
+    """Return the code for Gaussian buckets that spends ``bits``, or if that is None has step
+    ``delta``.
     """
     law = gaussian_law()
     if bits is not None:
@@ -267,9 +264,8 @@ class RateControl:
         return (self.budget - excess) / self.ratio
 
     def updated(self, bits: float, coordinates: float, modelled: float) -> RateControl:
-        """Return the control after ``bits`` for ``coordinates`` more were sent.
-
-        ``modelled`` is the number of bits per coordinate that the model predicted.
+        """Return the control after ``bits`` for ``coordinates`` more were sent; the model predicted
+        ``modelled`` bits per coordinate.
         """
         if not (coordinates > 0 and bits >= 0 and math.isfinite(bits + coordinates)):
             return self  # nothing was sent, or a rank reports invalid numbers

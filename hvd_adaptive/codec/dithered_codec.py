@@ -31,13 +31,8 @@ LARGEST_UNIT = 256.0
 
 
 class DitheredCodec(FittedCodec):
-    """Dithered quantisation with a fixed or an adapted step.
-
-    Args:
-        settings: Shared settings.
-        bits: Bits per coordinate, for which rate control adapts the step; or None.
-        delta: The step in root mean squares; None if ``bits`` is given.
-        adaptation: Samples and schedule of the fits.
+    """Dithered quantisation with a fixed step ``delta`` in root mean squares, or a step that rate
+    control adapts to ``bits`` per coordinate.
     """
 
     name = "ecdq"
@@ -138,10 +133,9 @@ class DitheredCodec(FittedCodec):
             self._sent += 8 * (header.length - full), header.coordinates - header.full
 
     def second_codec(self, bits: int) -> DitheredCodec:
-        """Return a codec for averages, with the step that takes ``bits`` for Gaussian buckets.
-
-        It needs no fit: its variance is the same for any law, and averages approach Gaussian laws
-        as ranks increase.
+        """Return a codec for averages, with the step that takes ``bits`` for Gaussian buckets. It
+        needs no fit: its variance is the same for any law, and averages of more ranks approach
+        Gaussian laws.
         """
         variance = gaussian_code(float(bits), None).delta ** 2 / 12
         settings, delta = Settings(**self._for_averages()), math.sqrt(12 * variance)
@@ -165,10 +159,8 @@ class DitheredCodec(FittedCodec):
         self._version += 1
 
     def collect(self, buckets: Sequence[torch.Tensor]) -> np.ndarray:
-        """Return the statistics of sampled buckets, float64.
-
-        They are [head of ``coverage.Usable``, bits sent, coordinates sent, counts of abs(v_i)/(unit
-        ρ)...].
+        """Return the statistics of sampled buckets, float64: [head of ``coverage.Usable``, bits
+        sent, coordinates sent, counts of abs(v_i)/(unit ρ)...].
         """
         usable = self._usable(buckets)
         return np.concatenate([usable.head, self._sent, self._counts(usable)])
@@ -269,9 +261,8 @@ class DitheredCodec(FittedCodec):
         return self._control.updated(bits, coordinates, (now + (self._modelled or now)) / 2)
 
     def _counts(self, usable: Usable) -> np.ndarray:
-        """Return weighted counts of abs(v_i)/(unit ρ) over all buckets, float64 (BINS + 2,).
-
-        ρ is a bucket's root mean square.
+        """Return weighted counts of abs(v_i)/(unit ρ) over all buckets, float64 (BINS + 2,), for a
+        bucket's root mean square ρ.
         """
         total, pairs = np.zeros(BINS + 2), zip(usable.buckets, usable.norms, strict=True)
         scales = [norm / math.sqrt(bucket.numel()) * self._unit for bucket, norm in pairs]

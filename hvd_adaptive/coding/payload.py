@@ -29,12 +29,7 @@ class OwnedBuffer:
     Meanwhile the next groups are gathered, encoded and decoded. Therefore a collective accepts no
     tensor, which may be a view of a gradient or of memory that the next group reuses. An object of
     this type always owns its memory. ``OwnedBuffer(size)`` allocates memory, which the caller fills
-    before it is sent. ``copy_of`` copies a tensor that others may write to. No method takes over a
-    tensor.
-
-    Attributes:
-        bytes: All bytes, to be filled or read.
-        size: Their number.
+    before it is sent. ``copy_of`` copies a tensor that others may write to.
     """
 
     __slots__ = ("bytes", "size")
@@ -72,12 +67,9 @@ def check_owned(name: str, *parts: object) -> None:
 
 @dataclass(frozen=True)
 class Payload:
-    """Payload and a view of its body.
+    """A payload (uint8, 1-D) with its header, and a view of its body, the scheme's own section.
 
-    Attributes:
-        bytes: uint8, 1-D, the whole payload.
-        body: uint8, the scheme's own section.
-        runs: Numbers with which ``zeros`` begins; None if that is empty.
+    ``runs`` are the numbers with which ``zeros`` begins; None if that is empty.
     """
 
     header: Header
@@ -106,11 +98,7 @@ class Payload:
 
 @dataclass(frozen=True)
 class Encoded(Payload):
-    """Payload that was encoded by this rank and may be sent.
-
-    Attributes:
-        memory: The memory that holds exactly the payload's bytes.
-    """
+    """Payload that was encoded by this rank and may be sent: ``memory`` holds exactly its bytes."""
 
     memory: OwnedBuffer = field(kw_only=True)
 
@@ -174,10 +162,8 @@ def arrived(payloads: Sequence[torch.Tensor]) -> list[Arrived]:
 class Row:
     """Payloads of the ranks as received: each in its own tensor, or end to end in one.
 
-    Args:
-        received: One tensor for each rank, or one tensor for all.
-        guesses: Offsets in that one tensor at which payloads may begin. On CUDA the headers at
-            these offsets are read in one copy, any others in one copy each.
+    ``guesses`` are offsets in that one tensor at which payloads may begin. On CUDA the headers at
+    these offsets are read in one copy, any others in one copy each.
     """
 
     def __init__(self, received: Sequence[torch.Tensor], guesses: Iterable[int] = ()) -> None:
@@ -191,13 +177,9 @@ class Row:
                 self._known = dict(zip(places, heads, strict=True))
 
     def take(self, rank: int, check: Callable[[int, bytes], None] | None = None) -> Arrived:
-        """Return the next payload, which is that of ``rank``.
-
-        Args:
-            check: Called with the rank and its first bytes, before these are read as a header.
-
-        Raises:
-            PayloadError: The payload cannot be read.
+        """Return the next payload, which is that of ``rank``; raise PayloadError if it cannot be
+        read. ``check`` is called with the rank and its first bytes, before these are read as a
+        header.
         """
         alone = len(self._received) > 1
         data, at = (self._received[rank], 0) if alone else (self._received[0], self._taken)

@@ -172,11 +172,8 @@ def limited_lengths(weights: np.ndarray, longest: int) -> np.ndarray:
     """Return the code lengths (uint8) of the optimal prefix code limited to ``longest`` bits.
 
     The algorithm is package-merge (Larmore and Hirschberg, A fast algorithm for optimal
-    length-limited Huffman codes, 1990). The code is complete: the sum of 2**-bits is 1.
-
-    Args:
-        weights: (n,), 2 <= n <= 2**longest.
-        longest: Most bits of a code.
+    length-limited Huffman codes, 1990). The code is complete: the sum of 2**-bits is 1. There are 2
+    to 2**longest weights.
     """
     order = np.argsort(weights, kind="stable")
     single = weights[order]

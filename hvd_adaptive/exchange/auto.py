@@ -99,8 +99,7 @@ class Half(Plain):
     """The same scatter-reduce, with float32 sent as bfloat16.
 
     Horovod's own float16 overflows beyond 65,504 and loses gradients below 6e-8; bfloat16 has the
-    range of float32, and its rounding, at most 1/512 of a coordinate, is small beside any
-    quantiser's.
+    range of float32, and its rounding, at most 1/512, is small beside any quantiser's.
     """
 
     def _dtype(self, own: torch.dtype) -> torch.dtype:
@@ -291,8 +290,7 @@ EXCHANGES: dict[str, type[Exchange]] = {
 
 
 def name_of_exchange(settings: Settings, ranks: int) -> str:
-    """Return the exchange of these settings over ``ranks`` ranks.
-
-    Without ``exchange=`` nothing is measured, so runs can be repeated.
+    """Return the exchange of these settings. Without ``exchange=`` nothing is measured: runs
+    repeat.
     """
     return settings.exchange_name or ("allgather" if ranks <= FEW_RANKS else "scatter_reduce")

@@ -31,9 +31,8 @@ class FailedElsewhereError(PayloadError):
 
 
 class OwnSlice(NamedTuple):
-    """What a rank quantises of a group: coordinates ``begin`` to ``end`` of a mean.
-
-    members: The ranks whose mean it is, ascending. Each of them has a slice of the same mean.
+    """What a rank quantises of a group: coordinates ``begin`` to ``end`` of the mean of
+    ``members``, ascending ranks, each of which has a slice of the same mean.
     """
 
     members: Sequence[int]
@@ -43,11 +42,7 @@ class OwnSlice(NamedTuple):
 
 @dataclass(frozen=True)
 class RankInfo:
-    """Position of a rank.
-
-    Attributes:
-        nodes: The node of each rank, or () if unknown.
-    """
+    """Position of a rank; ``nodes`` holds the node of each rank, or () if unknown."""
 
     ranks: int
     rank: int
@@ -58,10 +53,7 @@ class Exchange(ABC):
     """A way to exchange groups between ranks, on one rank.
 
     It does not depend on Horovod: it yields collectives, so that the simulation of all ranks runs
-    the same code.
-
-    Attributes:
-        is_set_up: Whether ``set_up`` has been called or is not needed.
+    the same code. ``is_set_up`` says whether ``set_up`` has been called or is not needed.
     """
 
     is_set_up = True
@@ -74,11 +66,8 @@ class Exchange(ABC):
     ) -> None:
         """Detect or measure what the exchange depends on, together with the other ranks.
 
-        The ranks have compared their settings and layouts before.
-
-        Args:
-            compressor: The default part's codec.
-            name: Beginning of the names of collectives.
+        The ranks have compared their settings and layouts before. ``compressor`` is the default
+        part's codec; ``name`` begins the names of collectives.
         """
 
     def log_choices(  # noqa: B027
@@ -87,14 +76,10 @@ class Exchange(ABC):
         """Log how each of a layout's groups is sent, if that is measured; after ``set_up``.
 
         Rank 0 warns if averages have an error that another setting avoids.
-
-        Args:
-            groups: The layout's groups.
         """
 
     def quantized(self, group: Group) -> int:
         """Return how many of a group's coordinates are quantised, the first ones; after ``set_up``.
-
         They are none if the exchange sends the group in full precision.
         """
         return group.quantized
@@ -116,9 +101,8 @@ class Exchange(ABC):
 
     @abstractmethod
     def in_flight_bytes(self, codec: Codec, quantized: int, full: int, dtype: torch.dtype) -> int:
-        """Return the most bytes that a group's exchange holds, the same on every rank.
-
-        The result is at least the size of each of its collectives.
+        """Return the most bytes that a group's exchange holds, the same on every rank, at least the
+        size of each of its collectives.
         """
 
     def working_bytes(self, codec: Codec, quantized: int, full: int) -> int:
@@ -126,9 +110,8 @@ class Exchange(ABC):
         return 0
 
     def stages(self, coordinates: int) -> int | None:
-        """Return the number of a group's collectives if it may go on before other groups start.
-
-        It is 1 or 2. None if the group must wait for groups that were launched before it.
+        """Return the number of a group's collectives, 1 or 2, if it may go on before other groups
+        start; None if it must wait for groups that were launched before it.
         """
         return None
 

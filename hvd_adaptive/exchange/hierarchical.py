@@ -264,7 +264,7 @@ def _mean(
 ) -> torch.Tensor:
     """Return the mean of a node's ranks, added in rank order.
 
-    If a part has a wrong length, the mean is NaN and ``failures`` receives an error. The ranks of
+    If a part has a wrong length, the mean is NaN and ``failures`` receives an error: the ranks of
     other nodes must still receive a message.
     """
     wide = torch.float64 if dtype == torch.float64 else torch.float32

@@ -45,7 +45,8 @@ FAILED = b"HVDAFAIL"
 @dataclass(frozen=True)
 class Chunk:
     """Quantised coordinates ``begin`` to ``end`` of a group, and its full-precision coordinates
-    ``full_begin`` to ``full_end``."""
+    ``full_begin`` to ``full_end``.
+    """
 
     begin: int
     end: int
@@ -70,10 +71,9 @@ class Chunk:
         chunk[self.quantized :] = flat[self.full_begin : self.full_end]
 
     def frame(self, flat: torch.Tensor) -> torch.Tensor:
-        """Return the chunk of a group's tensor; its quantised section is undefined if both exist.
+        """Return the chunk of a group's tensor, a view if one of its sections is empty.
 
-        The caller encodes quantised values from elsewhere. The result is a view if one of the
-        sections is empty.
+        If both exist, the quantised one is undefined: the caller encodes values from elsewhere.
         """
         if not self.full:
             return flat[self.begin : self.end]
@@ -154,14 +154,9 @@ class ScatterReduceExchange(Exchange):
         3. Check that each rank's payload is of this chunk, group and step.
         4. Decode the payloads of this rank's chunk, and add them in rank order.
 
-        Args:
-            parcel: The group.
-            flat: See ``average``.
-            values: See ``average``.
-
-        Returns:
-            The average, float32 (float64 if that is the group's dtype), quantised coordinates
-            first; empty if this rank owns no chunk. Its memory may be borrowed.
+        For the arguments see ``average``. The average is float32 (float64 if that is the group's
+        dtype), quantised coordinates first; empty if this rank owns no chunk. Its memory may be
+        borrowed.
 
         Raises:
             PayloadError: A payload arrived corrupt, perhaps on this rank alone.
@@ -189,19 +184,14 @@ class ScatterReduceExchange(Exchange):
         return mean
 
     def gather(self, parcel: Parcel, mean: torch.Tensor | PayloadError) -> Route:
-        """Yield one collective, and return the whole group.
+        """Yield one collective, and return the whole group; see ``average``.
 
         1. Encode the average of this rank's chunk again, with more bits.
         2. Send it to all ranks.
         3. Check that each owner's payload is of this group and step, and decode it.
 
-        Args:
-            parcel: The group.
-            mean: Result of ``reduce``, or its error. The error is raised after the collective, and
-                all other ranks raise one, too.
-
-        Returns:
-            See ``average``.
+        If ``mean``, the result of ``reduce``, is an error, it is raised after the collective, and
+        all other ranks raise one, too.
         """
         if isinstance(mean, PayloadError):
             failed = torch.frombuffer(bytearray(FAILED), dtype=torch.uint8)

@@ -15,13 +15,7 @@ Parameter = torch.nn.Parameter
 
 
 class Anchors:
-    """Copies of the parameters that require a gradient, which an SGD moves by averages.
-
-    Args:
-        parameters: Parameters of which those that require a gradient are copied.
-        momentum: Nesterov momentum of the SGD.
-        lr: Rate of the SGD.
-    """
+    """Copies of the parameters that require a gradient, which a Nesterov SGD moves by averages."""
 
     def __init__(self, parameters: Iterable[Parameter], momentum: float, lr: float) -> None:
         self._momentum, self._lr = momentum, lr
@@ -61,12 +55,11 @@ class Anchors:
     def move(
         self, parameters: Sequence[Parameter], averages: Sequence[torch.Tensor], mixing: float
     ) -> None:
-        """Take a step of the SGD, and set the parameters to their anchors.
+        """Take a step of the SGD by averages of all ranks' ``way``, and set the parameters to their
+        anchors.
 
-        Args:
-            averages: The averages of all ranks' ``way``, which are the gradients.
-            mixing: Share of itself that a parameter keeps; a frozen one keeps none, so that it
-                does not differ from its anchor for ever.
+        A parameter keeps a share ``mixing`` of itself; a frozen one keeps none, so that it does not
+        differ from its anchor for ever.
         """
         for parameter, average in zip(parameters, averages, strict=True):
             self._copies[parameter].grad = average

@@ -1,12 +1,4 @@
-"""Define average(), for loops that reduce gradients by hand.
-
-    compressor = ALQ(bits=3)
-    ...
-    loss.backward()
-    averages = average([p.grad for p in model.parameters()], compressor)
-
-The ranks are torch.distributed's or Horovod's.
-"""
+"""Define average(), for loops that reduce gradients by hand, over torch.distributed or Horovod."""
 
 from __future__ import annotations
 

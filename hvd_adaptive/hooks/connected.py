@@ -37,12 +37,10 @@ class Connected:
 
     @property
     def layout(self) -> Layout | None:
-        """See Connection.layout."""
         return None if self._binding is None else self._binding.layout
 
     @property
     def exchange(self) -> str | None:
-        """See Connection.exchange."""
         return None if self._binding is None else self._binding.exchange_name
 
     def describe(self) -> str:
@@ -51,11 +49,7 @@ class Connected:
 
 
 class ApartFromHorovod(Connected):
-    """Base of connections whose gradients do not come from Horovod's optimizer.
-
-    Attributes:
-        serves: A noun for what a compressor serves once, and what this connection serves.
-    """
+    """Base of connections whose gradients do not come from Horovod's optimizer."""
 
     serves: ClassVar[tuple[str, str]]
 
@@ -72,10 +66,8 @@ class ApartFromHorovod(Connected):
         return self.compress(output)
 
     def reconnect(self) -> None:
-        """Connect the compressor again if it was closed.
-
-        Raises:
-            RuntimeError: It serves something else.
+        """Connect the compressor again if it was closed; raise RuntimeError if it serves something
+        else.
         """
         if self.compressor._training.connection is None:
             self.compressor._training.connection = cast("Connection", self)

@@ -19,10 +19,6 @@ class Fragments:
     The first parameters are divided in their order, into parts of about as many coordinates that
     require a gradient. Later ones join the smallest fragment.
 
-    Args:
-        number: Number of fragments.
-        names: Names of parameters; none if none are given.
-
     Raises:
         ValueError: A fragment would have no parameter that requires a gradient.
     """
@@ -77,10 +73,8 @@ class Fragments:
         }
 
     def loaded(self, parameters: Sequence[Parameter], state: Mapping[str, Any]) -> Fragments:
-        """Return these fragments as ``state_dict`` returned them.
-
-        Raises:
-            ValueError: The state has another number of parameters or of fragments.
+        """Return these fragments as ``state_dict`` returned them; raise ValueError if it is of
+        others.
         """
         numbers, of = states.entry(state, "numbers"), states.entry(state, "fragments")
         if not len(numbers) == len(of) == len(parameters):
@@ -98,12 +92,8 @@ class Fragments:
 
 
 def is_due(step: int, every: int, fragments: int) -> bool:
-    """Return whether a fragment's round begins after a step.
-
-    Args:
-        step: Number of the step in its period of ``every`` steps, from 1 to ``every``.
-        every: Steps between two rounds of the same fragment.
-        fragments: Number of fragments, whose rounds are spread over the period.
+    """Return whether a fragment's round begins after step number ``step``, from 1 to ``every``, of
+    a period of ``every`` steps, over which the rounds are spread.
     """
     return step * fragments // every > (step - 1) * fragments // every
 

@@ -68,11 +68,7 @@ def _average_after(
 
 
 class ListSession(ApartFromHorovod):
-    """The calls of ``average`` with one compressor; a Connection.
-
-    Args:
-        group: See ``average``.
-    """
+    """The calls of ``average`` with one compressor; a Connection."""
 
     serves = "list", "average()"
 
@@ -89,7 +85,6 @@ class ListSession(ApartFromHorovod):
 
     @property
     def is_idle(self) -> bool:
-        """See Connection.is_idle."""
         return self._driver.is_idle
 
     def abandon(self) -> None:
@@ -141,8 +136,9 @@ class ListSession(ApartFromHorovod):
         """Return the averages, a step of the compressor.
 
         Args:
+            tensors: The tensors, which averages may replace if ``are_copies``.
             needed: By position, whether the average is to have a gradient; () if none is.
-            are_copies: Averages may replace the tensors.
+            are_copies: They are copies.
         """
         world = self._current_world()
         if not are_copies:

@@ -76,10 +76,8 @@ class Lists:
     ) -> None:
         """Compare the lists of all ranks, a collective.
 
-        Args:
-            tensors: This rank's list.
-            needed: By position, whether the average is to have a gradient.
-            warn: Called while other ranks let this one wait (``gather_patiently``).
+        ``needed`` says by position whether the average is to have a gradient. ``warn`` is called
+        while other ranks let this one wait.
 
         Raises:
             RankMismatchError: Lists differ, on all ranks. A tensor and None do not, unless the

@@ -99,10 +99,8 @@ def moved_of(state: Mapping[str, Any], fragments: int) -> list[bool]:
 def tensors_like(
     parameters: Sequence[torch.Tensor], state: Any, name: str, of: str = "state"
 ) -> Sequence[Any]:
-    """Return the entry ``name`` of a state, tensors of the parameters' shapes or None.
-
-    Raises:
-        ValueError: They are others; ``of`` names the state.
+    """Return the entry ``name`` of a state, tensors of the parameters' shapes or None, or raise
+    ValueError; ``of`` names the state.
     """
     tensors = states.entry(state, name, of)
     if len(tensors) != len(parameters) or any(

@@ -55,12 +55,7 @@ class Round:
     """One average of a fragment.
 
     ``run`` may be called in another thread: what this rank has learned is copied before, and its
-    parameters may change meanwhile.
-
-    Args:
-        exchange: The exchange; None for one rank.
-        parameters: The optimizer's parameters.
-        position: This rank's position.
+    parameters may change meanwhile. ``exchange`` is None for one rank.
     """
 
     def __init__(
@@ -79,11 +74,7 @@ class Round:
 
     @torch.no_grad()
     def run(self) -> Outcome:
-        """Average, a collective.
-
-        Raises:
-            RankMismatchError: See ``agree``.
-        """
+        """Average, a collective; raise RankMismatchError if ranks differ (``agree``)."""
         agreed = agree(None if self._exchange is None else self._exchange.world, self._position)
         if agreed.fails:
             broken = agreed.broken
@@ -127,12 +118,7 @@ class Round:
 
 
 class Pending:
-    """A round that runs while this rank takes further steps.
-
-    Args:
-        result: The round in another thread, or its outcome.
-        steps: Steps until its outcome is applied.
-    """
+    """A round, or its outcome, that is applied after some steps that this rank takes meanwhile."""
 
     def __init__(self, result: Background[Outcome] | Outcome, steps: int) -> None:
         self._result, self.steps = result, steps
@@ -167,10 +153,8 @@ class Pending:
 
     @classmethod
     def loaded(cls, state: Any, parameters: Sequence[Parameter], fragments: int) -> Pending | None:
-        """Return what ``state_dict`` returned; None for None.
-
-        Raises:
-            ValueError: It is of another model, or incomplete.
+        """Return what ``state_dict`` returned, or None for None; raise ValueError if it is of
+        another model.
         """
         if state is None:
             return None
@@ -195,13 +179,8 @@ def position_of(
 ) -> TrainingPosition:
     """Return this rank's position at the end of a fragment's round.
 
-    Args:
-        parameters: The optimizer's parameters.
-        fragments: Their fragments.
-        anchors: The anchors.
-        fragment: Number of the fragment.
-        compares: Ranks have not compared their models yet.
-        **known: The attributes that do not follow from the parameters.
+    Ranks have not compared their models yet if ``compares``. ``known`` are the attributes that do
+    not follow from the parameters.
     """
     pairs = [(p, fragments[p] == fragment) for p in parameters]
     kinds = [(p.dtype, p.shape, fragments[p]) for p in parameters]

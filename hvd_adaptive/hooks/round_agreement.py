@@ -90,11 +90,7 @@ class Agreed:
 
 
 def agree(world: TorchWorld | HorovodRounds | None, own: TrainingPosition) -> Agreed:
-    """Return what all ranks know, a collective.
-
-    Args:
-        world: The ranks; None for this rank alone.
-        own: This rank's position.
+    """Return what all ranks know, a collective; ``world`` is None for this rank alone.
 
     Raises:
         RankMismatchError: Ranks differ, on every rank.

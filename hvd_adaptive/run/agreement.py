@@ -56,10 +56,8 @@ def checksum(own: Description) -> int:
 
 
 def differences(everyone: Sequence[Description], ranks: Sequence[int], advice: str = ADVICE) -> str:
-    """Return one sentence for each topic in which descriptions differ; "" if none does.
-
-    ranks: The describing ranks' numbers, in the order of ``everyone``.
-    advice: The last sentence.
+    """Return one sentence for each topic in which descriptions of ``ranks`` differ, then
+    ``advice``; "" if none does.
     """
     topics = list(dict.fromkeys(topic for own in everyone for topic in own))
     sentences = []
@@ -117,9 +115,7 @@ def format_ranks(ranks: Sequence[int]) -> str:
 
 def compare_settings(world: Any, compressor: GradientCompressor) -> None:
     """Compare the ranks' package versions and settings, and number the compressor; a collective.
-
-    Raises:
-        RankMismatchError: They differ, on all ranks.
+    RankMismatchError is raised on all ranks.
     """
     everyone = world.gather_objects((describe(compressor), compressor._training.instance.proposed))
     if mismatch := differences([own for own, _ in everyone], range(world.size)):
@@ -130,12 +126,9 @@ def compare_settings(world: Any, compressor: GradientCompressor) -> None:
 def position(
     compressor: GradientCompressor, attempt: int, layout: Layout, held: bool, compares: bool
 ) -> torch.Tensor:
-    """Return what must be alike, int64: settings, step, attempt, due fits, layout, held; and
-    ``compares``, which need not be.
-
-    Args:
-        held: Whether the rank sends nothing before all gradients have arrived.
-        compares: Whether the rank wants ranks to compare their parameters.
+    """Return what must be alike, int64: settings, step, attempt, due fits, layout, and whether the
+    rank sends nothing before all gradients have arrived (``held``); and whether it ``compares``
+    parameters, which need not be alike.
     """
     updates, step = compressor._training.updates, compressor.step
     first, second, samples = updates.at(step)
@@ -196,7 +189,6 @@ class Failures:
 
     def note(self, index: int, error: PayloadError) -> None:
         """Record that this rank, or another one, could not read a payload of group ``index``.
-
         Failures of this rank take precedence.
         """
         elsewhere = isinstance(error, FailedElsewhereError)
@@ -206,11 +198,8 @@ class Failures:
     def everywhere(
         self, world: World | Any, name: str, more: Sequence[float] = ()
     ) -> tuple[dict[int, int], list[list[float]]]:
-        """Return the groups that could not be read, by rank, and all ranks' ``more``; a collective.
-
-        Args:
-            name: Name of the collective.
-            more: Numbers of this rank, as many on all ranks.
+        """Return the groups that could not be read, by rank, and all ranks' ``more``, as many
+        numbers on each; a collective.
         """
         numbers = torch.tensor(list(more), dtype=torch.float64, device="cpu")
         own = torch.cat([torch.tensor([self._number], device="cpu"), numbers.view(torch.int64)])

@@ -81,15 +81,8 @@ def draw_buckets(
 def _draw(
     full: int, partial: int, count: int, draw: np.random.Generator
 ) -> tuple[np.ndarray, np.ndarray, tuple[float, float]]:
-    """Return ascending indices of the drawn full and partial buckets, and the weights of both.
-
-    Weights are 1 on average.
-
-    Args:
-        full: Number of full buckets.
-        partial: Number of partial buckets.
-        count: Number of buckets to draw.
-        draw: Generator.
+    """Return ascending indices of ``count`` drawn full and partial buckets, and the weights of
+    both, 1 on average.
     """
     total = full + partial
     count = min(count, total)
@@ -112,16 +105,8 @@ class Draws:
     With exchange="hierarchical" the ranks of a node quantise its mean, each a slice of it
     (Exchange.own_slice). Tables are fitted before the step's gradients are exchanged, so the means
     do not exist yet. A rank draws buckets from its own slices. The other ranks of its node compute
-    the same draw, since keys are known, and send it their values of these buckets. Tables are
-    therefore fitted to buckets of this step's means. A rank with empty slices draws no bucket.
-
-    Args:
-        exchange: This rank's exchange.
-        groups: Groups that are sent in this step.
-        bucket_size: Coordinates of a bucket.
-        count: Most buckets that a rank draws.
-        key_of: Returns a rank's key of draws, for ``samples.draw_buckets``.
-        part: Label of the part.
+    the same draw, since keys are known (``key_of`` a rank), and send it their values of these
+    buckets. A rank with empty slices draws no bucket.
 
     Attributes:
         members: Ranks whose gradients are averaged, including this one, ascending.
@@ -168,13 +153,7 @@ class Draws:
     def among_members(
         self, flat_of: FlatOf, world: World, name: str, device: torch.device
     ) -> Sample:
-        """Return this rank's draw; with several members this is a collective of all ranks.
-
-        Args:
-            flat_of: Gives a group's values on this rank.
-            name: Name of the collective.
-            device: Device of what is sent.
-        """
+        """Return this rank's draw; with several members this is a collective of all ranks."""
         drawn = {member: self.draw(member, flat_of) for member in self.members}
         own = drawn[world.rank]
         if len(drawn) == 1:
@@ -193,14 +172,11 @@ class Draws:
         return torch.cat(buckets) if buckets else torch.zeros(0, dtype=torch.float32, device="cpu")
 
     def averaged(self, drawn: Sample, received: Sequence[torch.Tensor]) -> Sample:
-        """Return this rank's draw with means in place of gradients.
+        """Return this rank's draw with means in place of gradients: the sums that the exchange
+        makes.
 
-        The means are the sums that the exchange makes. If a message arrived damaged, the draw is
-        empty: the other ranks' samples are enough for a fit.
-
-        Args:
-            drawn: This rank's draw.
-            received: ``shared`` of the same buckets from each member, in order; float32.
+        If a message arrived damaged, the draw is empty: the other ranks' samples are enough for a
+        fit. ``received`` are ``shared`` of the same buckets from each member, in order; float32.
         """
         places = self._places(drawn)
         sizes = [drawn[place].numel() for place in places]
@@ -224,10 +200,9 @@ class Draws:
         ]
 
     def _factor(self, rank: int) -> float:
-        """Return the factor of the weights of ``rank``'s draw.
-
-        Slices may hold different numbers of buckets, but ``draw_buckets`` returns weights of mean
-        1. Each of n buckets drawn from N represents N/n buckets.
+        """Return the factor of the weights of ``rank``'s draw: slices may hold different numbers of
+        buckets, each of n drawn from N represents N/n, and ``draw_buckets`` returns weights of mean
+        1.
         """
         held = [self._buckets(member) for member in self.members]
         drawn = sum(min(self._count, buckets) for buckets in held)

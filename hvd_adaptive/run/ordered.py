@@ -38,8 +38,7 @@ class Course:
         begin: Function that encodes the next complete group, submits its first collective, and
             returns it; None if no group is complete.
         advance: Function that waits for a group's collective, and submits its next one, if any.
-        is_there: Function that returns whether a group's collective has been received, so that
-            ``advance`` would not wait.
+        is_there: Function that returns whether ``advance`` would not wait.
         lag: Groups that begin before a group's next collective.
         window: Most groups in flight, at least 2.
 
@@ -65,10 +64,8 @@ class Course:
         self.is_over = False
 
     def turn(self, wait: bool) -> bool:
-        """Do what comes next: begin a group or advance one.
-
-        Args:
-            wait: Whether to wait for the group's collective if it has not been received.
+        """Do what comes next: begin a group or advance one, and ``wait`` for its collective, if
+        wanted.
 
         Returns:
             Whether anything was done. If not, and ``wait``, a group must be complete first, or the
@@ -122,9 +119,7 @@ class OrderedStep(Step):
 
     Its gradients are final when they arrive (DDP's buckets, differences of models), so averages
     replace them at once, and the groups of an arrived gradient need not wait for others.
-
-    Attributes:
-        may_receive: Whether collectives may be received: ranks are known to agree.
+    Collectives are received once ``may_receive``: ranks are known to agree.
     """
 
     def __init__(
@@ -193,9 +188,8 @@ class OrderedStep(Step):
             self._is_on_course = False
 
     def _begin_next(self) -> Flight | None:
-        """Begin the next group in the layout's order, if it is complete or all have arrived.
-
-        Groups without any gradient are left out, unless the step is given up.
+        """Begin the next group in the layout's order, if it is complete or all have arrived. Groups
+        without any gradient are left out, unless the step is given up.
         """
         arrivals, incomplete = self.arrivals, self._trips.incomplete
         while self._all_arrived and (index := self._next - 1) >= 0:

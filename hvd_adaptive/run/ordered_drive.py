@@ -53,13 +53,9 @@ class _Delivery(NamedTuple):
 class OrderedDrive(Drive):
     """Take one step of DDP or LocalSGD to its end; ranks compare their positions first.
 
-    Args:
-        binding: The ranks and the exchange, whose world has ``begin_gather``.
-        on_cpu: Whether gradients are on the CPU.
-
-    Attributes:
-        held: Nothing is sent before the step is flushed: the exchange is set up, or gradients are
-            sampled for tables, which averages would replace.
+    The world of ``binding`` has ``begin_gather``. If ``held``, nothing is sent before the step is
+    flushed: the exchange is set up, or gradients are sampled for tables, which averages would
+    replace.
     """
 
     def __init__(
@@ -133,11 +129,7 @@ class OrderedDrive(Drive):
         step.check_everywhere()
 
     def _agree(self, wait: bool) -> bool:
-        """Compare positions; return whether ranks are known to agree.
-
-        Raises:
-            RankMismatchError: They do not.
-        """
+        """Compare positions; return whether ranks agree for certain, or raise RankMismatchError."""
         world: Any = self.binding.world
         if not self._agreed:
             if not wait and not world.is_gathered(self._check):
@@ -209,30 +201,19 @@ class OrderedDriver(Driver):
         return self.drive is not None and (self.drive.held or self.drive.worker is None)
 
     def begin(self, binding: RankContext, layout: Layout, on_cpu: bool) -> None:
-        """Begin a step of ``layout``; ranks compare their positions.
-
-        Args:
-            binding: The ranks and the exchange, whose world has ``begin_gather``.
-            on_cpu: Whether gradients are on the CPU.
-        """
+        """Begin a step of ``layout``; ranks compare their positions. See ``OrderedDrive``."""
         self.start(functools.partial(OrderedDrive, binding, layout, on_cpu), on_cpu)
 
     def arrive(self, gradients: Mapping[int, torch.Tensor], done: Done) -> None:
         """Accept gradients by slot. They are final and disjoint, and averages will replace them.
 
-        Args:
-            done: Function that is called once, from any thread, when averages have replaced them,
-                or with an error.
+        ``done`` is called once, from any thread, when averages have replaced them, or with an
+        error.
         """
         self._known().arrive(gradients, done)
 
     def finish(self) -> None:
-        """Complete the step, all of whose gradients have arrived; averages replace them.
-
-        Raises:
-            RankMismatchError: Ranks differ in settings, steps or gradients.
-            PayloadError: A payload arrived corrupt, on any rank.
-        """
+        """Complete the step, all of whose gradients have arrived; see ``Driver.wait``."""
         begin = time.perf_counter()
         self.wait()
         self.compressor._training.meter.add(blocked_s=time.perf_counter() - begin)

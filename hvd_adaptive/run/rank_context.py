@@ -57,7 +57,8 @@ class RankContext:
     @property
     def wants_comparison(self) -> bool:
         """Return whether ranks should compare parameters: in their first step, and in the first one
-        after a state was loaded. They do if any rank wants to."""
+        after a state was loaded. They do if any rank wants to.
+        """
         return bool(self.named) and self.compared_at != self.compressor._training.loads
 
     def compare_parameters(self, attempt: int = 0) -> None:
@@ -74,10 +75,7 @@ class RankContext:
         members: list[Member],
         cut: Callable[..., Layout] = build_layout,
     ) -> Layout:
-        """Return a layout whose groups fit Horovod's and the user's bounds for this many ranks.
-
-        Args:
-            cut: Function that builds a layout, like ``layout.build_layout``.
+        """Return a layout, built by ``cut``, whose groups fit Horovod's and the user's bounds.
 
         Raises:
             ValueError: Even the smallest groups exceed ``in_flight_bytes``.
@@ -139,9 +137,8 @@ class RankContext:
         return buffer[:coordinates]
 
     def in_flight_bytes(self, layout: Layout) -> list[int]:
-        """Return the most bytes that each group's exchange holds.
-
-        With a warm-up, this is in full precision; a loaded state may return to the warm-up.
+        """Return the most bytes that each group's exchange holds; with a warm-up, to which a loaded
+        state may return, in full precision.
         """
         exchange, known = self.exchange, self.exchange.is_set_up
         if self._sizes[0] is not layout or self._sizes[1] is not known:

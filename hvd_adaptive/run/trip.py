@@ -75,14 +75,11 @@ class Trips:
     4. ``commit`` ends the step: residuals become what was not sent. ``abandon`` gives it up.
 
     Args:
-        exchange: This rank's exchange.
-        number: The step, until ranks that differ in it have compared.
-        gradients: The gradients of this rank.
-        meter: Measures what is sent.
         name: Beginning of the names of collectives.
         residuals: Residuals of this rank, laid out for the step; None without error feedback.
 
     Attributes:
+        number: The step, until ranks that differ in it have compared.
         error: The error that every rank must raise after ``agree``, or None.
         working: The most bytes that decoding a group holds, by group; once its trip has begun.
         incomplete: Groups that are sent with zeros for gradients that are missing, because the step
@@ -122,14 +119,8 @@ class Trips:
 
         1. Gather the group's coordinates.
         2. Add the residual to those that are quantised.
-        3. Average them with the other ranks'.
+        3. Average them with the other ranks'; PayloadError is raised as ``Exchange.average`` says.
         4. Check the average, and deliver it.
-
-        Args:
-            factor: Scale of sums over ranks.
-
-        Raises:
-            PayloadError: A payload arrived corrupt; see ``Exchange.average``.
         """
         group, begin = self._layout.groups[index], time.perf_counter()
         quantized, codec = self.quantized(index), self._compressor.parts[group.part]

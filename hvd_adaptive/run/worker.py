@@ -87,10 +87,7 @@ class Worker:
 
 
 def gather_patiently(world: Any, values: torch.Tensor, warn: Callable[[], None]) -> torch.Tensor:
-    """Return all ranks' tensors of equal shape, stacked; call ``warn`` every STALL seconds.
-
-    world: The ranks, which have ``begin_gather``.
-    """
+    """Return all ranks' tensors of equal shape, stacked; call ``warn`` every STALL seconds."""
     begun, pause = world.begin_gather(values), PAUSE / 8
     late = time.monotonic() + STALL
     while not world.is_gathered(begun):

@@ -37,16 +37,14 @@ class Collective(ABC):
 
     @abstractmethod
     def waiting(self) -> Collective:
-        """Return what ``receive`` needs after ``submit``, without the memory that is sent.
-
-        Horovod keeps that memory as long as needed.
+        """Return what ``receive`` needs after ``submit``, without the memory that is sent, which
+        Horovod keeps as long as needed.
         """
 
     @abstractmethod
     def held_bytes(self, world: World) -> int:
-        """Return the bytes held from ``submit`` to ``receive``, including the result.
-
-        Other ranks are assumed to send as much as this one.
+        """Return the bytes held from ``submit`` to ``receive``, including the result, if other
+        ranks send as much as this one.
         """
 
     @abstractmethod
@@ -109,9 +107,8 @@ class AllGather(Collective):
 
 
 def copies_sent(ranks: int) -> int:
-    """Return the most copies of a rank's data that an allgather holds besides its result.
-
-    See ``World.sends_directly``.
+    """Return the most copies of a rank's data that an allgather holds besides its result; see
+    ``World.sends_directly``.
     """
     return ranks - 1 if 1 < ranks <= MOST_DIRECT else 1
 
@@ -186,9 +183,7 @@ def _joined(parts: Sequence[OwnedBuffer]) -> torch.Tensor:
 
 @dataclass(frozen=True)
 class Among(Collective):
-    """A collective of some ranks, performed as an alltoall of all ranks.
-
-    All ranks must take part at the same time, each with its own members.
+    """A collective of some ranks, performed as an alltoall of all ranks, each with its own members.
 
     Attributes:
         members: The ranks, in the order of ``request``.
@@ -241,9 +236,8 @@ class Among(Collective):
 class InFlight(NamedTuple):
     """A collective in flight whose step was given up.
 
-    Attributes:
-        kind: "payloads" (an AllGather), "parts" (an AllToAll), or Horovod's "allgather" or
-            "broadcast".
+    ``kind`` is "payloads" (an AllGather), "parts" (an AllToAll), or Horovod's "allgather" or
+    "broadcast".
     """
 
     name: str

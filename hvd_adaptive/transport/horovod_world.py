@@ -26,12 +26,8 @@ _PAUSE = 0.0005
 
 
 class Abandoned(Exception):
-    """The step that waited for a collective was given up.
-
-    Attributes:
-        name: Name of the collective.
-        handle: Handle of the collective, which is still in flight.
-        operation: Kind of the collective, see ``collectives.Sent``.
+    """The step that waited for the collective ``name``, still in flight, was given up; for its
+    ``operation`` see ``collectives.InFlight.kind``.
     """
 
     def __init__(self, name: str, handle: Any, operation: str) -> None:
@@ -40,11 +36,7 @@ class Abandoned(Exception):
 
 
 def horovod() -> Any:
-    """Return the module ``horovod.torch``.
-
-    Raises:
-        RuntimeError: It is missing or not initialised.
-    """
+    """Return the module ``horovod.torch``; raise RuntimeError if it is missing or not ready."""
     try:
         import horovod.torch as hvd
     except ImportError as error:
@@ -102,9 +94,8 @@ REFERENCES = References()
 class HorovodWorld(World):
     """Ranks of one process set; see World.
 
-    Attributes:
-        hvd: The module ``horovod.torch``.
-        left: Set when the step in progress is given up; None if none can be.
+    ``hvd`` is the module ``horovod.torch``. ``left`` is set when the step in progress is given up;
+    None if none can be.
     """
 
     orders_collectives = True
@@ -139,14 +130,7 @@ class HorovodWorld(World):
         return REFERENCES.add(self.generation, handle)
 
     def allreduce(self, data: torch.Tensor, name: str, op: Any, **factors: float) -> Any:
-        """Submit ``hvd.allreduce_async`` and return its handle.
-
-        Args:
-            data: The tensor, which is left as it is.
-            name: Name of the collective.
-            op: Horovod's operation, e.g. ``hvd.Sum``.
-            factors: ``prescale_factor`` and ``postscale_factor``.
-        """
+        """Submit ``hvd.allreduce_async``, which leaves ``data`` as it is, and return its handle."""
         handle = self.hvd.allreduce_async(
             data, name=name, op=op, process_set=self.process_set, **factors
         )

@@ -37,22 +37,19 @@ class World(ABC):
 
     @abstractmethod
     def allgather(self, data: torch.Tensor, name: str) -> Any:
-        """Submit ``data`` (uint8, 1-D, any length) to every rank.
-
-        ``synchronize`` returns all ranks' bytes, concatenated.
+        """Submit ``data`` (uint8, 1-D, any length) to every rank; ``synchronize`` returns all
+        ranks' bytes, concatenated.
         """
 
     @abstractmethod
     def alltoall(self, data: torch.Tensor, splits: torch.Tensor, name: str) -> Any:
         """Submit part r of ``data`` (uint8, 1-D) to rank r; ``splits`` (int32) contains lengths.
-
         ``synchronize`` returns the received bytes and their lengths by rank.
         """
 
     def alltoall_equal(self, data: torch.Tensor) -> torch.Tensor:
-        """Send part r of ``data`` (uint8, 1-D) to rank r, and return what is received.
-
-        All parts of all ranks have the same length. The host waits only if ``data`` is on the CPU.
+        """Send part r of ``data`` (uint8, 1-D) to rank r, and return what is received; all parts
+        are of one length. The host waits only if ``data`` is on the CPU.
         """
         raise NotImplementedError
 
@@ -61,9 +58,8 @@ class World(ABC):
         """Return whether a collective has ended, without waiting."""
 
     def wait_until_there(self, handle: Any, name: str, operation: str) -> None:  # noqa: B027
-        """Wait for a collective that is given up with its step, before ``synchronize``.
-
-        By default no step is given up while it waits.
+        """Wait for a collective that is given up with its step, before ``synchronize``. By default
+        no step is given up while it waits.
         """
 
     @abstractmethod
@@ -93,10 +89,8 @@ class World(ABC):
 
 
 def nodes_of(ranks_per_node: int | None, ranks: int) -> tuple[int, ...]:
-    """Return the node of each rank if consecutive ranks share one; () for None.
-
-    Raises:
-        ValueError: ``ranks_per_node`` does not divide ``ranks``.
+    """Return the node of each rank if consecutive ranks share one; () for None. ValueError is
+    raised if ``ranks_per_node`` does not divide ``ranks``.
     """
     if ranks_per_node is None:
         return ()
@@ -122,11 +116,7 @@ Fit = Callable[[Sequence[np.ndarray]], np.ndarray]
 
 
 class LevelSync:
-    """Gather float64 vectors of equal length, fit on the first rank, and broadcast the result.
-
-    Args:
-        name: Beginning of the names of collectives.
-    """
+    """Gather float64 vectors of equal length, fit on the first rank, and broadcast the result."""
 
     def __init__(self, world: World, name: str) -> None:
         self.world, self.name = world, name

@@ -47,10 +47,7 @@ class BucketSession(ApartFromHorovod):
        else when autograd ends the backward pass: DDP may skip buckets, the last one included.
 
     Args:
-        compressor: What it connects.
-        names: Names of the parameters.
-        group: The process group; None for the default one.
-        make_world: Makes the ranks; None for those of ``group``.
+        make_world: Makes the ranks; None for those of ``group``, the default one if None.
         name: Beginning of the names of collectives.
     """
 
@@ -112,12 +109,10 @@ class BucketSession(ApartFromHorovod):
         self._stale = True
 
     def plan(self, buckets: Sequence[Bucket]) -> None:
-        """Lay out these buckets before the next step, each of whose buckets is one of them.
+        """Lay out these buckets, whose buffers are not read, before the next step, which has no
+        others.
 
         Nothing is sent of a bucket that a step does not bring, and its residuals are kept.
-
-        Args:
-            buckets: The buckets, whose buffers are not read.
         """
         self.rebind()
         self._planned = buckets

@@ -99,14 +99,9 @@ class Bucket:
 
 
 class BucketBinding(RankContext):
-    """A compressor's groups for the buckets of one model.
+    """A compressor's groups for the buckets of one model, laid out when all have been seen.
 
-    Args:
-        name: Beginning of the names of collectives.
-        in_turn: Gradients arrive one after the other, and not all at the same time.
-
-    Attributes:
-        layout: None until all buckets have been seen.
+    Gradients arrive one after the other if ``in_turn``, else all at the same time.
     """
 
     def __init__(
@@ -148,10 +143,11 @@ class BucketBinding(RankContext):
     def lay_out(
         self, buckets: Sequence[Bucket], names: dict[int, str], rebuilt: bool = False
     ) -> Layout:
-        """Cut buckets into groups; the first bucket's are launched first.
+        """Cut buckets, in the order of their arrival, into groups; the first bucket's are launched
+        first.
 
         Args:
-            buckets: In the order of their arrival.
+            buckets: The buckets.
             names: The parameters' names by ``id``.
             rebuilt: Whether the parameters of each bucket are in the order of arrival, as DDP
                 builds buckets after the first step, and not in the model's.
@@ -186,8 +182,7 @@ class Names:
     Args:
         given: (name, parameter) pairs. If there are none, parameters are numbered in the order of
             the first step's buckets.
-        numbered: Another process's (name, coordinates) in that order, used if the sizes are the
-            same.
+        numbered: Another process's (name, coordinates) in that order, used if the sizes are alike.
     """
 
     def __init__(
@@ -214,10 +209,8 @@ class Names:
         return [(n, p) for n, p in self._alive if id(p) in taken or not p.requires_grad]
 
     def of(self, buckets: Sequence[Bucket], settings: Settings) -> dict[int, str]:
-        """Return the names of all parameters in ``buckets`` by ``id``.
-
-        Raises:
-            ValueError: A parameter has no name.
+        """Return the names of all parameters in ``buckets`` by ``id``; raise ValueError if one has
+        none.
         """
         parameters = [p for bucket in buckets for p in bucket.parameters]
         missing = [p for p in parameters if id(p) not in self._by_id]
@@ -242,12 +235,8 @@ class Names:
 
 
 def _by_bucket(buckets: Sequence[Sequence[Member]], in_turn: bool, **bounds: Any) -> Layout:
-    """Return a layout in which no group has members of two buckets.
-
-    Args:
-        buckets: The members of each bucket; those that arrive last are the first.
-        in_turn: See ``BucketBinding``.
-        **bounds: See ``build_layout``.
+    """Return a layout in which no group has members of two buckets; those that arrive last are
+    first.
     """
     members: list[Member] = []
     groups: list[Group] = []
@@ -271,12 +260,8 @@ def plain_names(
     """Return (name, parameter) pairs with the names that the parameters have in the plain model.
 
     DistributedDataParallel puts "module." in front of all names, torch.compile "_orig_mod." in
-    front of those of the module that it compiles. A wrapper's name stays if one of the patterns has
-    it, or if names would become equal.
-
-    Args:
-        named: As from ``model.named_parameters()``.
-        patterns: Of ``parameter_bits``.
+    front of those of the module that it compiles. A wrapper's name stays if one of the patterns of
+    ``parameter_bits`` has it, or if names would become equal.
     """
     names = [name for name, _ in named]
     kept = [wrapper for wrapper in (DDP, COMPILED) if any(wrapper in p for p in patterns)]

@@ -125,8 +125,7 @@ class EarlyGroups:
     def rest_of(self, gradients: Mapping[int, torch.Tensor]) -> Mapping[int, torch.Tensor]:
         """Return the gradients of a bucket that were not handed over, and hand over none of them.
 
-        Raises:
-            RuntimeError: The bucket has moved since its gradients were handed over.
+        RuntimeError is raised if the bucket has moved since its gradients were handed over.
         """
         sent = self.sent.intersection(gradients)
         if sent and not self._is_known(gradients):

@@ -51,9 +51,8 @@ class Pending:
         return layout is not None and len(self.parameters) == len(layout.members)
 
     def is_before(self, bucket: Bucket) -> bool:
-        """Return whether a bucket belongs to a later step.
-
-        One of its parameters has arrived already, or it has no place in the layout.
+        """Return whether a bucket belongs to a later step: one of its parameters has arrived
+        already, or it has no place in the layout.
         """
         if not self.parameters.isdisjoint(bucket.identities):
             return True
@@ -61,10 +60,7 @@ class Pending:
 
     def names(self, known: Names, early: Collection[int] = ()) -> list[str]:
         """Return the parameters' names, in the layout's order; numbers if they have none yet.
-
-        Args:
-            known: All names.
-            early: Slots of gradients that arrived before their bucket.
+        Gradients in the slots ``early`` arrived before their bucket.
         """
         layout = self.binding.layout
         if self.collects or layout is None:
@@ -78,13 +74,9 @@ def compare_names(
 ) -> None:
     """Compare the names of the gradients that a backward pass has brought, a collective.
 
-    Ranks that skip different buckets pair other collectives wrongly, and never receive some.
-
-    Args:
-        world: The ranks, in a process group that no other collective uses.
-        step: Number of the step.
-        names: Names of this rank's gradients.
-        warn: Called while other ranks let this one wait (``gather_patiently``).
+    Ranks that skip different buckets pair other collectives wrongly, and never receive some. No
+    other collective uses the process group of ``world``. ``warn`` is called while other ranks let
+    this one wait.
 
     Raises:
         RankMismatchError: They differ, on all ranks.

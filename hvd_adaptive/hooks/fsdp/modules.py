@@ -41,8 +41,7 @@ class ShardedModule:
 class ShardedModules:
     """The modules of one model, by their index, and the part of the parameters that each is in.
 
-    Args:
-        shards: What a module reduces are the shards of all ranks; else one shard.
+    What a module reduces are the ``shards`` of all ranks; else one shard.
     """
 
     def __init__(
@@ -80,6 +79,7 @@ class ShardedModules:
         """Return a module's coordinates, those in full precision last, and their parcel.
 
         Args:
+            index: The module.
             flat: What it reduces.
             factor: Scale of the sum over ranks.
             call: Number of the call among those of the module in this step, from 0.
@@ -147,10 +147,8 @@ class ModuleSamples:
     def draw(self, index: int, flat: torch.Tensor, rank: int, call: int) -> None:
         """Keep copies of buckets of a module: its share of those of its part.
 
-        Args:
-            flat: What it reduces, the shards of all ranks in their order. No bucket has coordinates
-                of two shards.
-            call: Number of the call among those of the module in this step, from 1.
+        ``flat`` is what it reduces, the shards of all ranks in their order. No bucket has
+        coordinates of two shards. ``call`` numbers the calls of the module in this step, from 1.
         """
         compressor, module = self._compressor, self._modules[index]
         settings, group = compressor.settings, module.group

@@ -1,4 +1,4 @@
-"""Run the steps of a model that FSDP2 shards, and select the buckets that tables are fitted to."""
+"""Run the steps of a model that FSDP2 shards."""
 
 from __future__ import annotations
 
@@ -77,12 +77,10 @@ class ShardedSession(ApartFromHorovod):
 
     @property
     def exchange(self) -> str | None:
-        """See Connection.exchange."""
         return "reduce_scatter" if self._shards else super().exchange
 
     @property
     def is_idle(self) -> bool:
-        """See Connection.is_idle."""
         return not self._calls
 
     def warn_if_unused(self) -> None:
@@ -112,6 +110,7 @@ class ShardedSession(ApartFromHorovod):
         """Average a module's tensor over ranks, a collective.
 
         Args:
+            index: The module.
             flat: What is averaged, 1-D; with shards, those of all ranks in their order.
             out: Receives the average, or this rank's shard of it; may be ``flat``.
             group: The process group.

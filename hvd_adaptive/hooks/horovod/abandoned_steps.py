@@ -35,10 +35,10 @@ KINDS: dict[str, Callable[[HorovodWorld, str, OwnedBuffer], Any]] = {
 
 
 class AbandonedSteps:
-    """Hold the given-up collectives of one compressor among the same ranks.
+    """The given-up collectives of one compressor among the same ranks.
 
-    attempt: the number of the attempt at the step in progress, from 0.
-    flying: what is in flight.
+    ``attempt`` is the number of the attempt at the step in progress, from 0; ``flying`` is in
+    flight.
     """
 
     def __init__(self) -> None:
@@ -49,11 +49,7 @@ class AbandonedSteps:
         self._generation: Any = None
 
     def add_step(self, step: Any, generation: Any) -> None:
-        """Add a Step or a JoinedStep that is given up.
-
-        Args:
-            generation: HorovodWorld.generation when it began.
-        """
+        """Add a step that is given up, and that began in ``generation`` of Horovod."""
         self._bury(generation)
         self.flying += step.abandon()  # its worker then adds no more names
         self._names |= step.names
@@ -74,9 +70,8 @@ class AbandonedSteps:
         """Complete what is in flight on any rank. All ranks call this at the same attempt.
 
         A rank may give this attempt up before it has read the other ranks' lists. A collective
-        therefore remains in its list until it ends.
-
-        label: ends the names of this method's collectives.  device: where gradients are.
+        therefore remains in its list until it ends. ``label`` ends the names of this method's
+        collectives.
         """
         self._bury(world.generation)
         nothing = OwnedBuffer.copy_of(torch.zeros(4, dtype=torch.uint8, device=device))

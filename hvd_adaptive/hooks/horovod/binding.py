@@ -57,10 +57,8 @@ class ClaimedNames:
         self._names: dict[int, str] = {}
 
     def of(self, fingerprint: int, generation: Any) -> str:
-        """Return the name of these groups in a generation of Horovod.
-
-        Settings that return have their earlier name again, because new names would fill Horovod's
-        response cache.
+        """Return the name of these groups in a generation of Horovod: settings that return have
+        their earlier name again, because new names would fill Horovod's response cache.
         """
         if fingerprint not in self._names:
             self._names[fingerprint] = claim_name(fingerprint, generation)
@@ -82,18 +80,18 @@ def warn_of_many(count: int) -> None:
 class Binding(RankContext):
     """Bind a compressor's groups to one Horovod optimizer.
 
-    layout: None if no optimizer was found; then each step lays out the gradients that arrived.
-    owner: the optimizer; None if none was found.
-    has_optimizer: Horovod's optimizer calls.
-    parameters: its parameters by slot.
-    agreement: what ranks must have in common.
-    abandoned: what is in flight of steps that were given up, and the attempt at this one.
+    Attributes:
+        layout: None if no optimizer was found; then each step lays out the gradients that arrived.
+        owner: The optimizer; None if none was found.
+        has_optimizer: Horovod's optimizer calls.
+        parameters: Its parameters by slot.
+        agreement: What ranks must have in common.
+        abandoned: What is in flight of steps that were given up, and the attempt at this one.
     """
 
     def __init__(self, compressor: GradientCompressor, known: Binding | None = None) -> None:
-        """Bind ``compressor`` to the optimizer that calls it.
-
-        known: the binding that this one replaces.
+        """Bind ``compressor`` to the optimizer that calls it; this binding replaces the one that is
+        known.
         """
         self.owner = _owner_of(compressor)
         self.has_optimizer = self.owner is not None and self.owner.optimizer is not None
@@ -145,9 +143,8 @@ class Binding(RankContext):
         return self.build_layout(self._members, functools.partial(build_layout, by_name=by_name))
 
     def lay_out_by_name(self) -> Layout:
-        """Return the layout whose groups follow names: ranks register parameters differently.
-
-        Slots stay the same.
+        """Return the layout whose groups follow names: ranks register parameters differently. Slots
+        stay.
         """
         logger.warning(
             "ranks register the model's parameters in different orders: groups follow the "
@@ -157,10 +154,8 @@ class Binding(RankContext):
         return self.layout
 
     def is_current(self) -> bool:
-        """Return whether ranks, optimizer, and dtypes and shapes of parameters are still the same.
-
-        Raises:
-            RuntimeError: A second optimizer calls.
+        """Return whether ranks, optimizer, and dtypes and shapes of parameters are still the same;
+        raise RuntimeError if a second optimizer calls.
         """
         same = self.world.is_current() and (
             self.owner is None or self.parameters.is_called_by_its_optimizer()

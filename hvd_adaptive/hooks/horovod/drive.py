@@ -74,10 +74,8 @@ class HorovodDrive(Drive):
         watch: Detects changes of gradients; None if no optimizer was found.
         any_step: Ranks have compared their steps, and may differ in them.
         closed: No further gradient may join the others.
-        generation: Horovod's (``HorovodWorld.generation``) when the step began.
         here: By slot, whether a gradient has arrived.
         unreturned: Number of gradients that have arrived and whose averages were not returned.
-        holder: Weak reference to what the step's tickets hold; None before the first ticket.
     """
 
     def __init__(
@@ -113,8 +111,9 @@ class HorovodDrive(Drive):
             binding.agreement.submit(binding, binding.abandoned.attempt)
 
     def hold(self) -> _Holder:
-        """Return what all tickets hold. If all are dropped, the step is left: Horovod dropped its
-        gradients without calls of decompress."""
+        """Return what all tickets hold. If all are dropped, without calls of decompress, the step
+        is left.
+        """
         holder, left = _Holder(), self.left
         holder.drive = self
         self.holder = weakref.ref(holder, lambda _: left.set())
@@ -151,7 +150,8 @@ class HorovodDrive(Drive):
     @property
     def _is_new(self) -> bool:
         """Return whether ranks have never agreed: they may have different parameters, and wait for
-        each other's placeholders until they find out."""
+        each other's placeholders until they find out.
+        """
         return self.named and self.binding.agreement.is_new
 
     def road(self) -> Road:
@@ -170,13 +170,10 @@ class HorovodDrive(Drive):
         yield from (self._exchange() if takes_part else self._sum_of_some())
 
     def _agree(self, reduced: torch.Tensor) -> Road:
-        """Read what ranks have compared.
+        """Read what ranks have compared; those that differ in the step alone may take the first
+        one's state.
 
-        Ranks that differ in the step alone may go on from the first rank's state.
-
-        Raises:
-            RankMismatchError: Ranks differ; with the same message on all ranks.
-            ValueError: The op is neither Average nor Sum.
+        RankMismatchError is raised with the same message on all ranks.
         """
         world, own = self.binding.world, self.binding.agreement.own if self.named else None
         try:

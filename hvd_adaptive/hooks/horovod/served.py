@@ -38,10 +38,8 @@ FRAMES = 24
 
 
 def gradient_dtype(parameter: torch.Tensor) -> torch.dtype:
-    """Return the dtype that a parameter's gradient will have.
-
-    It is the parameter's, unless the user has set ``grad_dtype`` (from torch 2.10 on; None there
-    allows every dtype).
+    """Return the dtype that a parameter's gradient will have: ``grad_dtype`` (from torch 2.10 on;
+    None there allows every dtype), or the parameter's.
     """
     return getattr(parameter, "grad_dtype", None) or parameter.dtype
 
@@ -67,12 +65,8 @@ class Watch:
     """Watch the gradients of one step, from ``backward`` to the first ``decompress``.
 
     ``Tensor._version``, which autograd counts, shows a change in place. Changes through ``.data``
-    are not counted, so they are not detected.
-
-    Args:
-        members: The members of the layout.
-        optimizer: Function that returns Horovod's optimizer, or None if it does not exist any more.
-        scaler: AMP's GradScaler; by default the one among the callers.
+    are not counted, so they are not detected. AMP's ``scaler`` is the one among the callers if
+    None.
     """
 
     def __init__(
@@ -95,9 +89,6 @@ class Watch:
         Returns:
             Whether it is zeros because no backward pass has reached the parameter since the last
             step: the parameter is frozen or was not used.
-
-        Raises:
-            ValueError: It has another dtype or shape than the layout's.
         """
         member, parameter = self._members[slot], self._parameters[slot]
         if gradient.dtype != member.dtype or gradient.shape != member.shape:
@@ -113,8 +104,9 @@ class Watch:
         return passes == optimizer.backward_passes_per_step and not bool(gradient.any())
 
     def _is_unscaled(self) -> bool:
-        """Return whether AMP's GradScaler has unscaled the optimizer's gradients since its last
-        update. ``Tensor._version`` does not show that."""
+        """Return whether AMP's GradScaler has unscaled the gradients since its last update, which
+        no version shows.
+        """
         scaler, frame = self._scaler, cast(FrameType | None, sys._getframe(1))
         for _ in range(FRAMES if scaler is None else 0):
             if frame is None:
@@ -127,10 +119,8 @@ class Watch:
         return getattr(state.get("stage"), "name", "") == "UNSCALED"
 
     def changed(self) -> list[str]:
-        """Return the names of parameters whose gradients have changed.
-
-        Raises:
-            ValueError: A gradient has another dtype or shape, so it cannot be sent.
+        """Return the names of parameters whose gradients have changed; raise ValueError if one has
+        another dtype or shape, so that it cannot be sent.
         """
         names, too_late = [], self._is_unscaled() and not self._was_unscaled
         seen = self._parameters, self._gradients, self._pointers, self._versions
@@ -173,14 +163,9 @@ def _kind(dtype: torch.dtype, shape: Sequence[int]) -> str:
 
 
 class ServedParameters:
-    """Hold the parameters that a compressor serves, by slot of the layout.
-
-    Args:
-        owner: Its optimizer; None if none was found. Then there are no parameters.
-        by_slot: The parameters.
+    """The parameters that a compressor serves, by slot of the layout; none if it has no owner.
 
     Attributes:
-        by_slot: The parameters.
         optimizer: Function that returns Horovod's optimizer as long as it exists, or None.
     """
 
@@ -204,10 +189,8 @@ class ServedParameters:
         self._next = 0
 
     def begin_step(self, members: Sequence[Member]) -> Watch | None:
-        """Begin a step, whose first gradient has been found.
-
-        Returns:
-            A watch of its gradients; None if no optimizer calls.
+        """Begin a step, whose first gradient has been found; return a watch of its gradients, or
+        None if no optimizer calls.
         """
         self._seen = self._seen[-1:]
         if self.optimizer() is None:
@@ -216,10 +199,8 @@ class ServedParameters:
         return Watch(members, self.by_slot, self.optimizer, scaler)
 
     def end_step(self) -> list[str]:
-        """Note the order of gradients, and which ones are sparse.
-
-        Returns:
-            The names of parameters that have gradients, but no hook of Horovod's.
+        """Note the order of gradients, and which ones are sparse; return the names of parameters
+        that have gradients, but no hook of Horovod's.
         """
         if self._seen != self._order:
             self._order = list(dict.fromkeys([*self._seen, *self._order]))
@@ -270,9 +251,8 @@ class ServedParameters:
         return slot in (self._sparse or ()) and not self.optimizer().sparse_as_dense
 
     def resolved(self, slot: int, tensor: torch.Tensor) -> torch.Tensor:
-        """Return ``tensor`` without the negative bit, which means that memory holds its negative.
-
-        If it has the bit, a copy replaces the gradient, because ``set_`` would keep the bit.
+        """Return ``tensor`` without the negative bit. A copy replaces a gradient that has it,
+        because ``set_`` would keep it.
         """
         if not tensor.is_neg():
             return tensor
@@ -287,10 +267,8 @@ class ServedParameters:
         return self._has_optimizer and self.by_slot[slot].grad is tensor
 
     def is_called_by_its_optimizer(self) -> bool:
-        """Return False if another optimizer calls because this one is gone, or never existed.
-
-        Raises:
-            RuntimeError: Another optimizer calls, and this one still exists.
+        """Return False if another optimizer calls because this one is gone, or never existed; raise
+        RuntimeError if this one still exists.
         """
         frame = calling_frame(self._compressor)
         if frame is None or frame.f_locals["self"] is self.optimizer():

@@ -78,7 +78,6 @@ class Session(Connected):
         self._driver.wake()
 
     def compress(self, tensor: torch.Tensor) -> tuple[torch.Tensor, Ticket | torch.dtype | None]:
-        """See GradientCompressor.compress."""
         if tensor is None:
             raise ValueError(_NO_GRADIENT)
         if tensor.layout != torch.strided or tensor.dtype not in DTYPE_CODES:
@@ -215,7 +214,6 @@ class Session(Connected):
         return placeholder
 
     def decompress(self, output: torch.Tensor, ticket: Ticket) -> torch.Tensor:
-        """See GradientCompressor.decompress."""
         meter = self.compressor._training.meter
         began = time.perf_counter() if meter.detailed else 0.0
         with self._lock:
@@ -251,11 +249,7 @@ class Session(Connected):
         self._driver.wait()
 
     def abandon(self) -> None:
-        """Give up the step in progress, if there is one: backward runs again, or a state is loaded.
-
-        Payloads and positions of the next attempt at the step differ from this one's, so ranks
-        detect that they gave up different attempts.
-        """
+        """Give up the step in progress, if any: backward runs again, or a state is loaded."""
         if (drive := self.drive) is not None:
             drive.left.set()  # whoever waits for it in another thread releases the lock
         with self._lock:

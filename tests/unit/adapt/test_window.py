@@ -12,7 +12,7 @@ from states import through_disk
 
 from hvd_adaptive import ALQ, AMQ, ECDQ, QSGD
 from hvd_adaptive.adapt import window
-from hvd_adaptive.adapt.window import SampleWindow
+from hvd_adaptive.adapt.updates import SampleWindow
 from hvd_adaptive.simulate import Ranks
 
 BUCKET, COUNT, RANKS = 1024, 1 << 15, 2
