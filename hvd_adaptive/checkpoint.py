@@ -1,10 +1,4 @@
-"""Save what each rank has for itself by torch.distributed.checkpoint.
-
-parts = {"model": model, "compression": PerRank(compressor=compressor)}  # of average()
-parts = {"local": PerRank(model=net, optimizer=optimizer)}               # of LocalSGD
-dcp.save(parts, checkpoint_id="checkpoint")
-dcp.load(parts, checkpoint_id="checkpoint")  # in the next run
-"""
+"""Save what each rank has for itself by torch.distributed.checkpoint."""
 
 from __future__ import annotations
 

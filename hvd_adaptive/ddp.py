@@ -1,9 +1,5 @@
 """Use compressors as a communication hook of DistributedDataParallel, over torch.distributed.
 
-    model = DistributedDataParallel(net)
-    state = CompressionState(ALQ(bits=3), model.named_parameters())
-    model.register_comm_hook(state, compression_hook)
-
 Codec, schemes, exchanges, error feedback and table updates are those of Horovod's optimizers; only
 the collectives differ. The backends are gloo and nccl.
 """

@@ -1,8 +1,5 @@
 """Use compressors in FSDP2: the reduce-scatter of a ``fully_shard`` model travels as codes.
 
-    fully_shard(model)
-    compress_reduce_scatter(model, EDEN(bits=4))
-
 Each rank encodes every other rank's shard of a module's gradients, sends it, and decodes and adds
 what it receives. The all-gathers of parameters do not change.
 """

@@ -157,7 +157,3 @@ class Coverage:
     def complete(self) -> bool:
         """Return whether a fit need not be repeated soon."""
         return 0 < self.found == self.sampled - self.lost and self.share >= 1 - ZEROS
-
-    def has_grown(self, share: float) -> bool:
-        """Return whether a new fit pays after one to samples of ``share`` (0 after none)."""
-        return self.share > GROWTH * share

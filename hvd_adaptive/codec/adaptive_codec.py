@@ -227,15 +227,15 @@ class AdaptiveCodec(FittedCodec, TableCodec):
         share = {"share": self._share} if self._share else {}
         return super().tables_state() | own | share
 
-    def check_tables(self, state: Mapping[str, Any]) -> None:
-        self._table_of(state)
-        share_in(state)
-        super().check_tables(state)
-
-    def load_tables(self, state: Mapping[str, Any]) -> None:
+    def tables_in(self, state: Mapping[str, Any]) -> Callable[[], None]:
         table, share = self._table_of(state), share_in(state)
-        super().load_tables(state)
-        self._table, self._share = table, share
+        load_second = super().tables_in(state)
+
+        def load() -> None:
+            load_second()
+            self._table, self._share = table, share
+
+        return load
 
     def _table_of(self, state: Mapping[str, Any]) -> LevelTable:
         table = LevelTable.from_state_dict(states.entry(state, "table"))

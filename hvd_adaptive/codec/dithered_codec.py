@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -294,22 +294,7 @@ class DitheredCodec(FittedCodec):
             "share": self._share,
         }
 
-    def check_tables(self, state: Mapping[str, Any]) -> None:
-        self._saved(state)
-        super().check_tables(state)
-
-    def load_tables(self, state: Mapping[str, Any]) -> None:
-        saved = self._saved(state)
-        super().load_tables(state)
-        self._fitted, self._version, rate, sent, self._share = saved
-        self._modelled, *of_control = rate
-        self._control = RateControl(self.bits or 0.0, *of_control)
-        self._sent = np.array(sent)
-
-    def _saved(
-        self, state: Mapping[str, Any]
-    ) -> tuple[DitheredCode | None, int, list[float], list[float], float]:
-        """Return code, version, rate, sent and share of a state, or raise ValueError."""
+    def tables_in(self, state: Mapping[str, Any]) -> Callable[[], None]:
         of_code, code = states.numbers(state, "code"), None
         if of_code.size:
             try:
@@ -324,7 +309,16 @@ class DitheredCodec(FittedCodec):
         rate, sent = _counts_of(state, "rate", 4), _counts_of(state, "sent", 2)
         if not rate[1]:
             raise ValueError(f"state: the second number of rate must be above 0, not {rate}")
-        return code, version, rate, sent, share_in(state)
+        share, load_second = share_in(state), super().tables_in(state)
+
+        def load() -> None:
+            load_second()
+            self._fitted, self._version, self._share = code, version, share
+            self._modelled, *of_control = rate
+            self._control = RateControl(self.bits or 0.0, *of_control)
+            self._sent = np.array(sent)
+
+        return load
 
 
 def _counts_of(state: Mapping[str, Any], entry: str, count: int) -> list[float]:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 
-from hvd_adaptive.adapt.coverage import Coverage, Usable
+from hvd_adaptive.adapt.coverage import GROWTH, Coverage, Usable
 from hvd_adaptive.adapt.statistics import Adaptation, weights_of
 from hvd_adaptive.base.device import HOST, check_supported
 from hvd_adaptive.codec.codec import Codec
@@ -31,7 +31,7 @@ class FittedCodec(Codec):
 
     def has_more(self, collected: Sequence[np.ndarray]) -> bool:
         """Return whether these statistics contain notably more than those of the last fit."""
-        return Coverage.of(collected).has_grown(self._share)
+        return Coverage.of(collected).share > GROWTH * self._share
 
     def _usable(self, buckets: Sequence[torch.Tensor]) -> Usable:
         """Return the usable buckets, clipped if the settings say so."""

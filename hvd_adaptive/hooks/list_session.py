@@ -46,7 +46,12 @@ class Averaging:
     ) -> None:
         first = next((tensor for tensor in tensors if tensor is not None), None)
         device = torch.device("cpu") if first is None else first.device
-        work = functools.partial(_average_after, previous, session, tensors)
+
+        def work() -> Tensors:
+            if previous is not None:
+                previous.join()
+            return session.average(tensors, (), are_copies=True)
+
         self.background: Background[Tensors] = Background(work, device, "hvd_adaptive.average")
 
     def is_completed(self) -> bool:
@@ -56,15 +61,6 @@ class Averaging:
     def wait(self) -> Tensors:
         """Return the averages, or raise the error; see ``average``."""
         return self.background.wait()
-
-
-def _average_after(
-    previous: Background[Tensors] | None, session: ListSession, tensors: Tensors
-) -> Tensors:
-    """Return averages, once the ones before are there."""
-    if previous is not None:
-        previous.join()
-    return session.average(tensors, (), are_copies=True)
 
 
 class ListSession(ApartFromHorovod):

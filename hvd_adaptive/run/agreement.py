@@ -46,7 +46,9 @@ def describe(
     return {
         "the package version": {"hvd_adaptive": __version__},
         "settings": {name: repr(value) for name, value in settings.items()},
-        "parameters": {name: _describe_parameter(p) for name, p in parameters},
+        "parameters": {
+            name: f"{str(p.dtype).removeprefix('torch.')} {list(p.shape)}" for name, p in parameters
+        },
     }
 
 
@@ -85,10 +87,6 @@ def _differences_of(
         parts = [f"{_short(value)} on {format_ranks(held)}" for value, held in holders.items()]
         clauses.append(f"{name} is {', '.join(parts)}")
     return clauses
-
-
-def _describe_parameter(parameter: torch.Tensor) -> str:
-    return f"{str(parameter.dtype).removeprefix('torch.')} {list(parameter.shape)}"
 
 
 def _short(value: str | None) -> str:

@@ -202,6 +202,14 @@ class HorovodWorld(World):
         self.wait_until_there(handle, name, "allgather")
         return self.synchronize(handle).view(self.size, *values.shape)
 
+    def gather_objects(self, own: Any, name: str) -> list[Any]:
+        """Return all ranks' objects, which JSON can represent."""
+        data = torch.frombuffer(bytearray(json.dumps(own).encode()), dtype=torch.uint8)
+        sizes = self.gather_equal(torch.tensor([data.numel()], device="cpu"), f"{name}.lengths")
+        everyone = self.wait(self.allgather(data, name), name)
+        parts = everyone.split(sizes.view(-1).tolist())
+        return [json.loads(bytes(part.tolist())) for part in parts]
+
     def broadcast(self, values: np.ndarray, name: str) -> np.ndarray:
         data = torch.from_numpy(values.view(np.uint8).copy())
         handle = self.broadcast_from_root(data, name)
@@ -239,13 +247,8 @@ class HorovodRounds(HorovodWorld):
         handle, shape = begun
         return self.synchronize(handle).view(shape)
 
-    def gather_objects(self, own: Any) -> list[Any]:
-        """Return all ranks' objects, which JSON can represent."""
-        data = torch.frombuffer(bytearray(json.dumps(own).encode()), dtype=torch.uint8)
-        sizes = self.gather_equal(torch.tensor([data.numel()], device="cpu"), "sizes")
-        everyone = self.synchronize(self.allgather(data, f"{self.label}.objects"))
-        parts = everyone.split(sizes.view(-1).tolist())
-        return [json.loads(bytes(part.tolist())) for part in parts]
+    def gather_objects(self, own: Any, name: str = "objects") -> list[Any]:
+        return super().gather_objects(own, f"{self.label}.{name}")
 
     def forget_lengths(self) -> None:
         """Do nothing: Horovod's messages may have any length."""

@@ -171,7 +171,8 @@ class BucketSession(ApartFromHorovod):
         try:
             self._compare_arrived(pending)
             if pending.collects:
-                self._lay_out(pending)
+                self._lay_out_next(pending.binding, pending.buckets)
+                self._begin_driving(pending, pending.buckets[0])
                 for bucket in pending.buckets:
                     self._hand_over(pending, bucket)
             self._driver.finish()
@@ -241,11 +242,6 @@ class BucketSession(ApartFromHorovod):
 
     def _arrive_early(self, gradients: Mapping[int, torch.Tensor]) -> None:
         self._driver.arrive(gradients, lambda error: None)
-
-    def _lay_out(self, pending: Pending) -> None:
-        """Lay out the buckets that were collected, and begin to drive them."""
-        self._lay_out_next(pending.binding, pending.buckets)
-        self._begin_driving(pending, pending.buckets[0])
 
     def _lay_out_next(self, binding: BucketBinding, buckets: Sequence[Bucket]) -> None:
         """Lay out these buckets from now on."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import hashlib
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -12,7 +11,7 @@ import torch
 
 from hvd_adaptive.base.device import check_supported
 from hvd_adaptive.coding.header import DTYPE_CODES
-from hvd_adaptive.layout import Group, Layout, Member, build_layout
+from hvd_adaptive.layout import Group, Layout, Member, build_layout, digest
 from hvd_adaptive.run.rank_context import RankContext
 
 if TYPE_CHECKING:
@@ -247,8 +246,7 @@ def _by_bucket(buckets: Sequence[Sequence[Member]], in_turn: bool, **bounds: Any
         groups += [group.moved(len(members)) for group in layout.groups]
         members += layout.members
         fingerprints.append(layout.fingerprint)
-    digest = hashlib.sha256(repr(fingerprints).encode()).digest()
-    return Layout(members, groups, int.from_bytes(digest[:8], "little"))
+    return Layout(members, groups, digest(fingerprints))
 
 
 DDP, COMPILED = "module.", "_orig_mod."

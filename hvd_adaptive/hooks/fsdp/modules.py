@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
@@ -13,7 +12,7 @@ import torch
 from hvd_adaptive.adapt.statistics import Sample
 from hvd_adaptive.base.streams import Use, group_number
 from hvd_adaptive.exchange.parcel import Parcel, RandomStream
-from hvd_adaptive.layout import Group, Layout, Member, Piece
+from hvd_adaptive.layout import Group, Layout, Member, Piece, digest
 
 if TYPE_CHECKING:
     from hvd_adaptive.compressor import GradientCompressor
@@ -88,7 +87,6 @@ class ShardedModules:
         settings, step, part = compressor.settings, compressor.step, module.group.part
         quantized = 0 if step < settings.warmup_steps else module.group.quantized
         described = (module.name, flat.numel(), quantized, str(flat.dtype), self._shards)
-        digest = hashlib.sha256(repr(described).encode()).digest()
         number = group_number(index, call)
         return _ordered(flat.view(-1, module.length), quantized), Parcel(
             codec=compressor.parts[part],
@@ -98,7 +96,7 @@ class ShardedModules:
             device=flat.device,
             stream=RandomStream(compressor._training.instance, settings.seed, step, number),
             factor=factor,
-            layout=int.from_bytes(digest[:8], "little"),
+            layout=digest(described),
             index=index,
             meter=compressor._training.meter,
         )
@@ -129,8 +127,7 @@ class ShardedModules:
             m.group if m.group.pieces else Group(m.group.dtype, pieces=(Piece(i, 0, 0, 0),))
             for i, m in enumerate(self._modules)
         ]
-        digest = hashlib.sha256(repr(groups).encode()).digest()
-        return Layout(members, groups, int.from_bytes(digest[:8], "little"))
+        return Layout(members, groups, digest(groups))
 
 
 class ModuleSamples:

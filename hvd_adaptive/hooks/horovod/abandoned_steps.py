@@ -10,7 +10,6 @@ step ends after all of these collectives; then its names may be used again.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
@@ -76,7 +75,10 @@ class AbandonedSteps:
         self._bury(world.generation)
         nothing = OwnedBuffer.copy_of(torch.zeros(4, dtype=torch.uint8, device=device))
         flying = [sent for sent in self.flying if not world.poll(sent.handle)]
-        for name, kind in _in_flight_anywhere(world, flying, f"hvd_adaptive.abandoned.{label}"):
+        own = [(sent.name, sent.kind) for sent in flying]
+        everyone = world.gather_objects(own, f"hvd_adaptive.abandoned.{label}")
+        # In one order on all ranks.
+        for name, kind in sorted({(name, kind) for of_rank in everyone for name, kind in of_rank}):
             if name not in self._names:
                 self._substitutes.append(KINDS[kind](world, name, nothing))
                 self._names.add(name)
@@ -88,17 +90,3 @@ class AbandonedSteps:
             with suppress(RuntimeError):  # no rank reads the result
                 world.synchronize(handle)
         self.attempt, self._names, self.flying, self._substitutes = 0, set(), [], []
-
-
-def _in_flight_anywhere(
-    world: HorovodWorld, own: list[InFlight], name: str
-) -> list[tuple[str, str]]:
-    """Return name and kind of all that is in flight on any rank, in one order on all ranks."""
-    text = json.dumps([(sent.name, sent.kind) for sent in own]).encode()
-    data = torch.frombuffer(bytearray(text), dtype=torch.uint8)
-    lengths = world.gather_equal(
-        torch.tensor([data.numel()], device="cpu"), f"{name}.lengths"
-    ).view(-1)
-    everyone = world.wait(world.allgather(data, name), name)
-    everywhere = [json.loads(bytes(part.tolist())) for part in everyone.split(lengths.tolist())]
-    return sorted({(name, kind) for of_rank in everywhere for name, kind in of_rank})

@@ -14,7 +14,6 @@ from hvd_adaptive.base.errors import WarnOnce
 from hvd_adaptive.base.finite import wide_of
 from hvd_adaptive.changes import begin_step
 from hvd_adaptive.coding.header import DTYPE_CODES
-from hvd_adaptive.connection import use_framework
 from hvd_adaptive.hooks.connected import Connected
 from hvd_adaptive.hooks.horovod import elastic
 from hvd_adaptive.hooks.horovod.binding import Binding
@@ -284,18 +283,11 @@ class Session(Connected):
             )
 
 
-class HorovodFramework:
-    """Connect compressors to Horovod; see connection.Framework."""
-
-    def constructed(self, compressor: GradientCompressor) -> None:
-        """Register the handler of compressors' states with elastic Horovod, if it is imported."""
-        elastic.register()
-
-    def connect(self, compressor: GradientCompressor) -> Session:
-        """Return a new session of ``compressor``."""
-        return Session(compressor)
+def constructed(compressor: GradientCompressor) -> None:
+    """Register the handler of compressors' states with elastic Horovod, if it is imported."""
+    elastic.register()
 
 
-def plug_in() -> None:
-    """Make Horovod's calls of ``compress`` reach sessions."""
-    use_framework(HorovodFramework())
+def connect(compressor: GradientCompressor) -> Session:
+    """Return a new session of ``compressor``; see ``connection.framework``."""
+    return Session(compressor)
