@@ -71,16 +71,7 @@ __all__ = [
 ]
 
 # Modules that users import.
-_SUBMODULES = (
-    "checkpoint",
-    "custom",
-    "ddp",
-    "fsdp",
-    "integrations",
-    "optim",
-    "simulate",
-    "theory",
-)
+_SUBMODULES = ("checkpoint", "custom", "ddp", "fsdp", "integrations", "optim", "simulate", "theory")
 
 # Modules of the names that are not schemes.
 _MODULES = {

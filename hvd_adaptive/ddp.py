@@ -93,10 +93,7 @@ class CompressionState:
         self._set_up(compressor, Names(given), process_group)
 
     def _set_up(
-        self,
-        compressor: GradientCompressor,
-        names: Names,
-        process_group: dist.ProcessGroup | None,
+        self, compressor: GradientCompressor, names: Names, process_group: dist.ProcessGroup | None
     ) -> None:
         self.compressor = compressor
         self.session = BucketSession(compressor, names, process_group)

@@ -245,12 +245,7 @@ class AutoExchange(Exchange):
 
 
 def measure(
-    exchange: Exchange,
-    world: World,
-    compressor: Codec,
-    size: int,
-    name: str,
-    device: torch.device,
+    exchange: Exchange, world: World, compressor: Codec, size: int, name: str, device: torch.device
 ) -> float:
     """Return this rank's least seconds for a group of ``size`` float32 coordinates.
 

@@ -257,10 +257,7 @@ def _copied(flat: torch.Tensor, slices: Sequence[Chunk]) -> list[OwnedBuffer]:
 
 
 def _mean(
-    parts: Sequence[torch.Tensor],
-    own: Chunk,
-    dtype: torch.dtype,
-    failures: list[PayloadError],
+    parts: Sequence[torch.Tensor], own: Chunk, dtype: torch.dtype, failures: list[PayloadError]
 ) -> torch.Tensor:
     """Return the mean of a node's ranks, added in rank order.
 

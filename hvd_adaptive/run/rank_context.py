@@ -71,9 +71,7 @@ class RankContext:
         return [member.numel for member in layout.members]
 
     def build_layout(
-        self,
-        members: list[Member],
-        cut: Callable[..., Layout] = build_layout,
+        self, members: list[Member], cut: Callable[..., Layout] = build_layout
     ) -> Layout:
         """Return a layout, built by ``cut``, whose groups fit Horovod's and the user's bounds.
 

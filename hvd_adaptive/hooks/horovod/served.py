@@ -14,12 +14,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 import torch
 
-from hvd_adaptive.hooks.horovod.owner import (
-    Owner,
-    calling_frame,
-    calling_parameter,
-    unhooked,
-)
+from hvd_adaptive.hooks.horovod.owner import Owner, calling_frame, calling_parameter, unhooked
 from hvd_adaptive.layout import Layout, Member
 
 if TYPE_CHECKING:
