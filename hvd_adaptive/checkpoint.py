@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import sys
 from collections.abc import Mapping
 from typing import Any
 
@@ -11,6 +10,7 @@ import torch
 import torch.distributed as dist
 
 from hvd_adaptive import states
+from hvd_adaptive.training import running_horovod
 
 
 class PerRank:
@@ -72,8 +72,7 @@ def key_of_rank() -> str:
     """
     if dist.is_available() and dist.is_initialized():
         return f"rank {dist.get_rank()} of {dist.get_world_size()}"
-    hvd = sys.modules.get("horovod.torch")
-    if hvd is not None and hvd.is_initialized():
+    if (hvd := running_horovod()) is not None:
         return f"rank {hvd.rank()} of {hvd.size()}"
     return "rank 0 of 1"
 

@@ -200,11 +200,8 @@ def _before_step(optimizer: torch.optim.Optimizer, *_: Any) -> None:
 
 
 def _modules_of(model: Any, method: str) -> list[tuple[str, Any]]:
-    """Return the names and modules that FSDP2 has sharded.
-
-    Raises:
-        ValueError: There is none.
-        RuntimeError: They lack ``method``.
+    """Return the names and modules that FSDP2 has sharded, or raise ValueError; they have
+    ``method``.
     """
     if not isinstance(model, nn.Module):
         raise ValueError(f"model: must be a torch.nn.Module, not {type(model).__name__}")
@@ -260,20 +257,14 @@ def _session(compressor: Any, modules: list[tuple[str, Any]], shards: bool) -> S
 
 
 def _own_parameters(module: nn.Module, sharded: set[int]) -> list[nn.Parameter]:
-    """Return a module's parameters that no sharded module in it has.
-
-    sharded: The ``id`` of each sharded module.
-    """
+    """Return a module's parameters that no module in it has whose ``id`` is in ``sharded``."""
     inner = [m for m in module.modules() if m is not module and id(m) in sharded]
     theirs = {id(p) for m in inner for p in m.parameters()}
     return [p for p in module.parameters() if id(p) not in theirs]
 
 
 def _padding(parameter: Any, everywhere: bool) -> float:
-    """Return the zeros that FSDP2 adds to this rank's shard, or on average to a shard.
-
-    Shards are as long as the first one, which has the most rows.
-    """
+    """Return the zeros that FSDP2 adds to this rank's shard, or ``everywhere``, on average."""
     shape, whole = list(parameter.shape), float(parameter.numel())
     mesh = getattr(parameter, "device_mesh", None)
     if mesh is None:
@@ -292,7 +283,6 @@ class _ReduceScatter:
         self._compressed, self._index = compressed, index
 
     def allocate(self, size: Any, *, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
-        """Return memory."""
         return torch.empty(*size, dtype=dtype, device=device)
 
     def __call__(
@@ -303,17 +293,12 @@ class _ReduceScatter:
         op: Any,
         async_op: bool = False,
     ) -> None:
-        """Reduce."""
         factor = _factor_of(op, dist.get_world_size(group))
         self._compressed.average(self._index, input_tensor, output_tensor, group, factor)
 
 
 def _factor_of(op: Any, ranks: int) -> float:
-    """Return the factor of a sum over ranks that is the operation's result.
-
-    Raises:
-        ValueError: It is another operation.
-    """
+    """Return the factor of a sum over ranks that is the operation's result, or raise ValueError."""
     kinds: Any = dist.ReduceOp.RedOpType
     kind = op if isinstance(op, kinds) else op.op
     if kind == kinds.AVG:

@@ -85,10 +85,7 @@ class UpdateSchedule:
         return self._again and step == self.retry_at and not self._answers[step]
 
     def _plan(self, step: int, count: int) -> None:
-        """Make the answers those of ``count`` steps from ``step`` on.
-
-        A user's function may have a state, so it is called once for each step, in order.
-        """
+        """Make the answers those of ``count`` steps from ``step`` on, called once each."""
         known, answers = self._answers if step in self._answers else {}, {}
         for later in range(step, step + count):
             answers[later] = known[later] if later in known else bool(self.planned(later))

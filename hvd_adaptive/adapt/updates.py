@@ -234,9 +234,7 @@ class ScheduledUpdates(Updates):
         worker: int,
         alone: bool,
     ) -> None:
-        """Refit the tables of ``codecs``, or those of their averages ``alone``, to ``own``
-        statistics and those of earlier steps.
-        """
+        """Refit tables, or those of averages ``alone``, to statistics of this and earlier steps."""
         seconds = self._seconds(list(codecs))
         schedule = self._second_schedule if alone else self.schedule
         joint = JointUpdate(

@@ -261,9 +261,7 @@ class DitheredCodec(FittedCodec):
         return self._control.updated(bits, coordinates, (now + (self._modelled or now)) / 2)
 
     def _counts(self, usable: Usable) -> np.ndarray:
-        """Return weighted counts of abs(v_i)/(unit ρ) over all buckets, float64 (BINS + 2,), for a
-        bucket's root mean square ρ.
-        """
+        """Return weighted counts of abs(v_i)/(unit ρ), float64 (BINS + 2,); ρ is a bucket's RMS."""
         total, pairs = np.zeros(BINS + 2), zip(usable.buckets, usable.norms, strict=True)
         scales = [norm / math.sqrt(bucket.numel()) * self._unit for bucket, norm in pairs]
         of_buckets = histograms(usable.buckets, scales)

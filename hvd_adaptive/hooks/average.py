@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gc
 import logging
-import sys
 import weakref
 from collections.abc import Iterable
 from typing import Any, Literal, overload
@@ -17,6 +16,7 @@ from hvd_adaptive.compressor import GradientCompressor, check_compressor
 from hvd_adaptive.hooks.connected import is_first_rank
 from hvd_adaptive.hooks.list_session import Averaging, ListSession
 from hvd_adaptive.hooks.lists import checked
+from hvd_adaptive.training import running_horovod
 
 MANY = 10
 REMEDY = (
@@ -175,13 +175,11 @@ def _session_of(compressor: Any, group: Any) -> ListSession:
 
 def _check_ranks(group: Any) -> None:
     """Raise an error unless there are ranks."""
-    hvd = sys.modules.get("horovod.torch")
-    horovod = hvd is not None and hvd.is_initialized()
     if group is not None and not isinstance(group, dist.ProcessGroup):
         if not hasattr(group, "included"):
             kind = type(group).__name__
             raise ValueError(f"group: must be a process group or a process set, not {kind}")
-    elif not horovod and not dist.is_initialized():
+    elif running_horovod() is None and not dist.is_initialized():
         raise RuntimeError(
             "average() was called before torch.distributed.init_process_group() or hvd.init()"
         )

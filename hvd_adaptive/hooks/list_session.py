@@ -167,9 +167,8 @@ class ListSession(ApartFromHorovod):
         return [None if tensor is None else next(averages) for tensor in tensors]
 
     def _zeros(self, slot: int, device: torch.device) -> torch.Tensor | None:
-        """Return zeros for a tensor that this rank lacks; None if it has no place in the step.
-
-        A residual must be kept even if no rank has the tensor.
+        """Return zeros if this rank lacks a tensor of the step, also if only a residual needs a
+        place.
         """
         kind = self._lists.kinds[slot]
         if kind is None or not (self._lists.present[slot] or self.compressor._training.residuals):
@@ -189,9 +188,7 @@ class ListSession(ApartFromHorovod):
             world.forget_lengths()
         there = (t for t, kind in zip(tensors, kinds, strict=True) if kind is not None)
         here = {slot: tensor for slot, tensor in enumerate(there) if tensor is not None}
-        layout = self._binding.layout
-        assert layout is not None
-        driver.begin(self._binding, layout, next(iter(here.values())).is_cpu)
+        driver.begin(self._binding, next(iter(here.values())).is_cpu)
         driver.arrive(here, lambda error: None)
         driver.finish()
 

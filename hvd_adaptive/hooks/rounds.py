@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -12,6 +11,7 @@ import torch.distributed as dist
 from hvd_adaptive.base.finite import wide_of
 from hvd_adaptive.hooks.ddp.bucket_session import BucketSession
 from hvd_adaptive.hooks.ddp.buckets import Bucket, BucketFuture, Names
+from hvd_adaptive.training import running_horovod
 from hvd_adaptive.transport.horovod_world import HorovodRounds
 from hvd_adaptive.transport.torch_world import TorchWorld
 
@@ -157,9 +157,8 @@ def find_world(
     """
     if group is not None and process_set is not None:
         raise ValueError("process_group, process_set: give one of them")
-    hvd = sys.modules.get("horovod.torch")
     world: TorchWorld | HorovodRounds
-    if process_set is not None or (group is None and hvd is not None and hvd.is_initialized()):
+    if process_set is not None or (group is None and running_horovod() is not None):
         world = HorovodRounds(process_set, label)
     elif group is not None or (dist.is_available() and dist.is_initialized()):
         world = TorchWorld(group)

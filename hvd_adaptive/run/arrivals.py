@@ -152,9 +152,7 @@ class Arrivals:
                 current.wait_stream(stream)
 
     def _own_memory(self, group: Group) -> torch.Tensor | None:
-        """Return the group in its only member's memory; None if it has several, or that is not
-        contiguous.
-        """
+        """Return the group in its only member's memory, or None if that is impossible."""
         if len(group.pieces) != 1:
             return None
         tensor = self.tensors[group.pieces[0].slot]

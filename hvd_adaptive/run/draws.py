@@ -81,9 +81,7 @@ def draw_buckets(
 def _draw(
     full: int, partial: int, count: int, draw: np.random.Generator
 ) -> tuple[np.ndarray, np.ndarray, tuple[float, float]]:
-    """Return ascending indices of ``count`` drawn full and partial buckets, and the weights of
-    both, 1 on average.
-    """
+    """Return ascending indices of drawn full and partial buckets, and weights of mean 1 of both."""
     total = full + partial
     count = min(count, total)
     if count == 1 or not (full and partial):

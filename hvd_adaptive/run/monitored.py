@@ -111,8 +111,8 @@ class Monitored:
         self._monitor.step(binding.compressor, number)
 
     def _stock(self, binding: Bound, layout: Layout, device: torch.device) -> dict[str, float]:
-        """Return the seconds of stock exchanges, measured once with these ranks, and kept by the
-        monitor because perhaps only some ranks have a new binding.
+        """Return the seconds of stock exchanges, measured once with these ranks; the monitor keeps
+        them.
         """
         monitor, world = binding.settings.monitor, binding.world
         ranks = world.generation, world.size
@@ -142,9 +142,7 @@ def facts(binding: Bound, number: int, layout: Layout | None) -> dict[str, Any]:
 
 
 def _group(binding: Bound, layout: Layout, index: int) -> dict[str, Any]:
-    """Return a group's facts; ``members`` has [name, quantised, full-precision coordinates] of each
-    parameter.
-    """
+    """Return a group's facts; ``members`` are [name, quantised, full-precision coordinates]."""
     group = layout.groups[index]
     quantized = binding.exchange.quantized(group)
     return {

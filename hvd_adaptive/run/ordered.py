@@ -188,9 +188,7 @@ class OrderedStep(Step):
             self._is_on_course = False
 
     def _begin_next(self) -> Flight | None:
-        """Begin the next group in the layout's order, if it is complete or all have arrived. Groups
-        without any gradient are left out, unless the step is given up.
-        """
+        """Begin the next group in the layout's order, if it is complete, or if all have arrived."""
         arrivals, incomplete = self.arrivals, self._trips.incomplete
         while self._all_arrived and (index := self._next - 1) >= 0:
             if arrivals.any_of(index) or index in incomplete:

@@ -2,7 +2,7 @@
 
 A door (hooks/) finds the parameters' slots and calls, for each step,
 
-    begin(binding, layout)       when the step's first gradients are there
+    begin(binding, on_cpu)       when the step's first gradients are there
     arrive(gradients, done)      for gradients that arrive together, final and disjoint
     finish()                     when no further gradient will arrive
 
@@ -25,7 +25,6 @@ import torch
 
 from hvd_adaptive.base.device import HostCopy, stacked
 from hvd_adaptive.base.errors import RankMismatchError
-from hvd_adaptive.layout import Layout
 from hvd_adaptive.run.agreement import disagreement, position
 from hvd_adaptive.run.driver import Drive, Driver, Road
 from hvd_adaptive.run.ordered import OrderedStep
@@ -61,14 +60,14 @@ class OrderedDrive(Drive):
     def __init__(
         self,
         binding: RankContext,
-        layout: Layout,
         on_cpu: bool,
         attempt: int,
         lock: Any,
         worker: Worker | None,
     ) -> None:
         super().__init__(binding, lock, worker)
-        compressor = binding.compressor
+        compressor, layout = binding.compressor, binding.layout
+        assert layout is not None  # sessions lay out before they begin
         number, residuals = compressor.step, compressor._training.residuals
         if residuals is not None:
             residuals.lay_out(layout, binding.world.rank, binding.world.size)
@@ -200,9 +199,9 @@ class OrderedDriver(Driver):
         """Return whether the step in progress sends nothing before ``finish``."""
         return self.drive is not None and (self.drive.held or self.drive.worker is None)
 
-    def begin(self, binding: RankContext, layout: Layout, on_cpu: bool) -> None:
-        """Begin a step of ``layout``; ranks compare their positions. See ``OrderedDrive``."""
-        self.start(functools.partial(OrderedDrive, binding, layout, on_cpu), on_cpu)
+    def begin(self, binding: RankContext, on_cpu: bool) -> None:
+        """Begin a step of the binding's layout; see ``OrderedDrive``."""
+        self.start(functools.partial(OrderedDrive, binding, on_cpu), on_cpu)
 
     def arrive(self, gradients: Mapping[int, torch.Tensor], done: Done) -> None:
         """Accept gradients by slot. They are final and disjoint, and averages will replace them.

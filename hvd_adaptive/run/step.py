@@ -280,10 +280,7 @@ class Step(ABC):
         self._flying.append(flight)
 
     def _advance(self, flight: Flight) -> None:
-        """Wait for a collective, then submit the next one of its group.
-
-        After the last one, launch further groups that fit.
-        """
+        """Wait for a collective, then submit the next one of its group, or launch others."""
         self._flying.remove(flight)
         index, begin = flight.index, time.perf_counter()
         received = flight.request.receive(self.binding.world, flight.handle)

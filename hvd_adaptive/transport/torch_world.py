@@ -223,9 +223,7 @@ class TorchWorld(World):
         return self._nodes
 
     def _lengths(self, name: str, parts: Sequence[torch.Tensor]) -> torch.Tensor:
-        """Exchange lengths, int64 [sender, receiver], and enlarge frames accordingly. Frames that
-        were once too short get extra room.
-        """
+        """Exchange lengths, int64 [sender, receiver], and enlarge frames that were too short."""
         own = torch.tensor([part.numel() for part in parts], device="cpu")
         lengths = self.gather_equal(own, name)
         slack = (lengths // SLACK + LEAST_SLACK) * (lengths > 0) if name in self._outgrown else 0

@@ -172,7 +172,7 @@ class BucketSession(ApartFromHorovod):
             self._compare_arrived(pending)
             if pending.collects:
                 self._lay_out_next(pending.binding, pending.buckets)
-                self._begin_driving(pending, pending.buckets[0])
+                self._driver.begin(pending.binding, pending.buckets[0].buffer.is_cpu)
                 for bucket in pending.buckets:
                     self._hand_over(pending, bucket)
             self._driver.finish()
@@ -224,13 +224,8 @@ class BucketSession(ApartFromHorovod):
         binding = self._binding
         self._pending = pending = Pending(binding, collects=not binding.knows(bucket))
         if not pending.collects:
-            self._begin_driving(pending, bucket)
+            self._driver.begin(binding, bucket.buffer.is_cpu)
         return pending
-
-    def _begin_driving(self, pending: Pending, bucket: Bucket) -> None:
-        layout = pending.binding.layout
-        assert layout is not None
-        self._driver.begin(pending.binding, layout, bucket.buffer.is_cpu)
 
     def _hand_over(self, pending: Pending, bucket: Bucket) -> dict[int, torch.Tensor]:
         """Hand the driver a bucket's gradients; return them by slot."""

@@ -234,9 +234,7 @@ class Names:
 
 
 def _by_bucket(buckets: Sequence[Sequence[Member]], in_turn: bool, **bounds: Any) -> Layout:
-    """Return a layout in which no group has members of two buckets; those that arrive last are
-    first.
-    """
+    """Return a layout in which no group has members of two buckets; the last to come are first."""
     members: list[Member] = []
     groups: list[Group] = []
     fingerprints = []

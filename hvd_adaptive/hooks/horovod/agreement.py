@@ -174,8 +174,8 @@ class Agreement:
         }
 
     def _submit_others(self, everyone: list[Description]) -> None:
-        """Submit placeholders, as the optimizer would, for parameters that only other ranks have:
-        then every placeholder is reduced, and every rank reaches ``decompress``.
+        """Submit placeholders for parameters that only other ranks have, as these ranks' optimizers
+        do.
         """
         world, owner = self._world, self._owner
         optimizer = None if owner is None or owner.optimizer is None else owner.optimizer()

@@ -90,7 +90,7 @@ class Binding(RankContext):
     """
 
     def __init__(self, compressor: GradientCompressor, known: Binding | None = None) -> None:
-        """Bind ``compressor`` to the optimizer that calls it; this binding replaces the one that is
+        """Bind ``compressor`` to the optimizer that calls it, in place of the binding that is
         known.
         """
         self.owner = _owner_of(compressor)

@@ -149,9 +149,7 @@ class HorovodDrive(Drive):
 
     @property
     def _is_new(self) -> bool:
-        """Return whether ranks have never agreed: they may have different parameters, and wait for
-        each other's placeholders until they find out.
-        """
+        """Return whether ranks have never agreed, and may wait for each other's placeholders."""
         return self.named and self.binding.agreement.is_new
 
     def road(self) -> Road:
@@ -170,11 +168,7 @@ class HorovodDrive(Drive):
         yield from (self._exchange() if takes_part else self._sum_of_some())
 
     def _agree(self, reduced: torch.Tensor) -> Road:
-        """Read what ranks have compared; those that differ in the step alone may take the first
-        one's state.
-
-        RankMismatchError is raised with the same message on all ranks.
-        """
+        """Read what ranks have compared; raise RankMismatchError, the same one on all ranks."""
         world, own = self.binding.world, self.binding.agreement.own if self.named else None
         try:
             self.read = check_reduced(reduced, world.size, own=own)

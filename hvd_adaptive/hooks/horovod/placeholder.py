@@ -180,9 +180,7 @@ def _read(reduced: torch.Tensor, size: int) -> tuple[Reduction, list[int]]:
 
 
 def _active(sums: list[float], size: int) -> int:
-    """Return the number of ranks over which ``sums`` of 1, rank, [rank = 0], ±1 were taken; 0 if no
-    subset of ``size`` ranks has these sums.
-    """
+    """Return the number of ranks whose sums of 1, rank, [rank = 0], ±1 these are, or 0."""
     if not all(map(_is_whole, sums)):
         return 0
     active, total, first, balance = map(round, sums)

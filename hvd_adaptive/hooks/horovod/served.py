@@ -42,7 +42,8 @@ def gradient_dtype(parameter: torch.Tensor) -> torch.dtype:
 def is_laid_out(layout: Layout, parameters: Sequence[torch.Tensor]) -> bool:
     """Return whether parameters, in the layout's order, still have its dtypes and shapes."""
     for parameter, member in zip(parameters, layout.members, strict=True):
-        if gradient_dtype(parameter) != member.dtype or parameter.shape != member.shape:
+        dtype = getattr(parameter, "grad_dtype", None) or parameter.dtype  # of many: no call
+        if dtype != member.dtype or parameter.shape != member.shape:
             return False
     return True
 
@@ -99,9 +100,7 @@ class Watch:
         return passes == optimizer.backward_passes_per_step and not bool(gradient.any())
 
     def _is_unscaled(self) -> bool:
-        """Return whether AMP's GradScaler has unscaled the gradients since its last update, which
-        no version shows.
-        """
+        """Return whether a GradScaler has unscaled the gradients, which no version shows."""
         scaler, frame = self._scaler, cast(FrameType | None, sys._getframe(1))
         for _ in range(FRAMES if scaler is None else 0):
             if frame is None:
