@@ -71,16 +71,7 @@ __all__ = [
 ]
 
 # Modules that users import.
-_SUBMODULES = (
-    "checkpoint",
-    "custom",
-    "ddp",
-    "fsdp",
-    "integrations",
-    "optim",
-    "simulate",
-    "theory",
-)
+_SUBMODULES = ("checkpoint", "custom", "ddp", "fsdp", "integrations", "optim", "simulate", "theory")
 
 # Modules of the names that are not schemes.
 _MODULES = {
@@ -110,10 +101,10 @@ def __dir__() -> list[str]:
     return sorted([*__all__, *_SUBMODULES, *(name for name in globals() if name[:2] == "__")])
 
 
-def _plug_in() -> None:
-    from hvd_adaptive.hooks.horovod.session import plug_in
+def _horovod() -> Any:
+    from hvd_adaptive.hooks.horovod import session
 
-    plug_in()
+    return session
 
 
-load_framework_by(_plug_in)
+load_framework_by(_horovod)

@@ -73,12 +73,7 @@ class Changing:
             self._apply_changes()
 
     def _load_from(self, old: Any, keep: bool) -> None:
-        """Continue the state of ``old``, which has other keywords.
-
-        Args:
-            old: The compressor that this one replaces.
-            keep: Keep fitted tables, because nothing that they are fitted to has changed.
-        """
+        """Continue ``old``, which has other keywords; ``keep`` fitted tables if these still fit."""
         raise NotImplementedError
 
     def _request(self, keywords: Mapping[str, Any]) -> None:

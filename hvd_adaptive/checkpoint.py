@@ -1,15 +1,8 @@
-"""Save what each rank has for itself by torch.distributed.checkpoint.
-
-parts = {"model": model, "compression": PerRank(compressor=compressor)}  # of average()
-parts = {"local": PerRank(model=net, optimizer=optimizer)}               # of LocalSGD
-dcp.save(parts, checkpoint_id="checkpoint")
-dcp.load(parts, checkpoint_id="checkpoint")  # in the next run
-"""
+"""Save what each rank has for itself by torch.distributed.checkpoint."""
 
 from __future__ import annotations
 
 import io
-import sys
 from collections.abc import Mapping
 from typing import Any
 
@@ -17,6 +10,7 @@ import torch
 import torch.distributed as dist
 
 from hvd_adaptive import states
+from hvd_adaptive.training import running_horovod
 
 
 class PerRank:
@@ -78,20 +72,19 @@ def key_of_rank() -> str:
     """
     if dist.is_available() and dist.is_initialized():
         return f"rank {dist.get_rank()} of {dist.get_world_size()}"
-    hvd = sys.modules.get("horovod.torch")
-    if hvd is not None and hvd.is_initialized():
+    if (hvd := running_horovod()) is not None:
         return f"rank {hvd.rank()} of {hvd.size()}"
     return "rank 0 of 1"
 
 
-def packed(state: dict[str, Any]) -> bytes:
+def packed(state: Any) -> bytes:
     """Return a state in one piece, because a checkpoint would mix tensors of several ranks."""
     file = io.BytesIO()
     torch.save(state, file)
     return file.getvalue()
 
 
-def unpacked(state: Mapping[str, bytes], key: str) -> dict[str, Any]:
+def unpacked(state: Mapping[str, bytes], key: str) -> Any:
     """Return the state that was packed as the entry ``key``."""
     data = states.entry(state, key)
     if not isinstance(data, bytes):

@@ -255,12 +255,12 @@ class GradientCompressor(Changing, _Base, metaclass=RefusesClasses):
         check_scheme(state, self._codec.name)
         step = states.whole(state, "step")
         self._training.check_state(state)
-        self._codec.check_tables(state)
+        load_tables = self._codec.tables_in(state)
         parts = self.parts.loaded(state)
         self._training.instance = self._training.instance.loaded(state.get("instance", {}))
         self.step = step
         self.parts.use(parts)
-        self._codec.load_tables(state)
+        load_tables()
         self._training.load_state(state)
 
     def report(self) -> dict[str, Any]:
@@ -334,11 +334,17 @@ def _codec(scheme: Any, keywords: Mapping[str, Any], *dropped: str, **changes: A
     return scheme(**kept | changes).parts.default
 
 
-def check_compressor(name: str, value: Any) -> GradientCompressor:
-    """Return ``value`` if it is a compressor; raise ValueError otherwise."""
+def check_compressor(name: str, value: Any, is_free: bool = False) -> GradientCompressor:
+    """Return ``value`` if it is a compressor, which serves nothing if ``is_free``.
+
+    Raises:
+        ValueError: It is not.
+    """
     if isinstance(value, type) and issubclass(value, GradientCompressor):
         scheme = value.__name__
         raise ValueError(f"{name}={scheme}: is a class; give an instance, {name}={scheme}(...)")
     if not isinstance(value, GradientCompressor):
         raise ValueError(f"{name}={value!r}: must be a compressor of hvd_adaptive")
+    if is_free and value._training.connection is not None:
+        raise ValueError(f"{name}: already serves an optimizer or a model; create another")
     return value

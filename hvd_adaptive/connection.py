@@ -1,9 +1,7 @@
 """Define Connection, which attaches a compressor to the optimizer or model that it serves.
 
-A compressor imports nothing of Horovod's side. ``use_framework`` (called by
-hooks/horovod/session.py) sets the ``Framework``, which connects compressors when Horovod first
-calls ``compress``. ``load_framework_by`` (called by the package's __init__.py) names the function
-that sets it when it is first needed.
+A compressor imports nothing of Horovod's side: ``load_framework_by``, called by the package's
+__init__.py, names the function that does so when it is first needed.
 """
 
 from __future__ import annotations
@@ -45,16 +43,6 @@ class Connection(Protocol):
 
     def rebind(self) -> None:
         """Lay out the next step anew because settings have changed."""
-
-
-class Framework(Protocol):
-    """Represent the distributed framework that calls ``compress``."""
-
-    def constructed(self, compressor: Any) -> None:
-        """Note that a compressor exists."""
-
-    def connect(self, compressor: Any) -> Connection:
-        """Return a new connection of ``compressor`` to the optimizer that calls it."""
 
 
 def describe(compressor: Any) -> str:
@@ -103,22 +91,19 @@ def _for_instances(scheme: type, method: str) -> Callable[..., Any]:
     return checked
 
 
-_frameworks: list[Framework] = []
-_loaders: list[Callable[[], None]] = []
+_loaders: list[Callable[[], Any]] = []
 
 
-def load_framework_by(loader: Callable[[], None]) -> None:
-    """Call ``loader``, which calls ``use_framework``, if there is no framework yet."""
+def load_framework_by(loader: Callable[[], Any]) -> None:
+    """Call ``loader``, which returns the framework, when it is first needed."""
     _loaders[:] = [loader]
 
 
-def use_framework(new: Framework) -> None:
-    """Connect compressors by ``new`` from now on."""
-    _frameworks[:] = [new]
+@functools.cache
+def framework() -> Any:
+    """Return the distributed framework that calls ``compress``.
 
-
-def framework() -> Framework:
-    """Return the framework in use."""
-    if not _frameworks:
-        _loaders[0]()
-    return _frameworks[0]
+    It has the functions ``constructed``, which notes that a compressor exists, and ``connect``,
+    which returns a new Connection of a compressor to the optimizer that calls it.
+    """
+    return _loaders[0]()

@@ -1,9 +1,5 @@
 """Use compressors as a communication hook of DistributedDataParallel, over torch.distributed.
 
-    model = DistributedDataParallel(net)
-    state = CompressionState(ALQ(bits=3), model.named_parameters())
-    model.register_comm_hook(state, compression_hook)
-
 Codec, schemes, exchanges, error feedback and table updates are those of Horovod's optimizers; only
 the collectives differ. The backends are gloo and nccl.
 """
@@ -26,11 +22,10 @@ from hvd_adaptive.changes import keywords_of
 from hvd_adaptive.checkpoint import key_of_rank, packed, unpacked
 from hvd_adaptive.compressor import GradientCompressor, check_compressor
 from hvd_adaptive.hooks.ddp.bucket_session import BucketSession
-from hvd_adaptive.hooks.ddp.buckets import Bucket, Names
-from hvd_adaptive.hooks.ddp.names import plain_names
+from hvd_adaptive.hooks.ddp.buckets import Bucket, Names, plain_names
 from hvd_adaptive.hooks.ddp.pending import called_by_autograd
 from hvd_adaptive.hooks.horovod import elastic
-from hvd_adaptive.run.description import format_ranks
+from hvd_adaptive.run.agreement import format_ranks
 from hvd_adaptive.settings import keyword_of
 
 logger = logging.getLogger("hvd_adaptive")
@@ -78,13 +73,11 @@ class CompressionState:
         named_parameters: Iterable[tuple[str, torch.nn.Parameter]] | None = None,
         process_group: dist.ProcessGroup | None = None,
     ) -> None:
-        check_compressor("compressor", compressor)
+        check_compressor("compressor", compressor, is_free=True)
         if compressor.settings.process_set is not None:
             raise ValueError(
                 "process_set: must be None; give CompressionState the model's process_group"
             )
-        if compressor._training.connection is not None:
-            raise ValueError("compressor: already serves an optimizer or a model; create another")
         if process_group is not None and not isinstance(process_group, dist.ProcessGroup):
             kind = type(process_group).__name__
             raise ValueError(f"process_group: must be a process group, not {kind}")
@@ -100,10 +93,7 @@ class CompressionState:
         self._set_up(compressor, Names(given), process_group)
 
     def _set_up(
-        self,
-        compressor: GradientCompressor,
-        names: Names,
-        process_group: dist.ProcessGroup | None,
+        self, compressor: GradientCompressor, names: Names, process_group: dist.ProcessGroup | None
     ) -> None:
         self.compressor = compressor
         self.session = BucketSession(compressor, names, process_group)

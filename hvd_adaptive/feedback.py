@@ -15,13 +15,7 @@ import torch
 from hvd_adaptive.base.device import HostCopy
 from hvd_adaptive.base.finite import Finite
 from hvd_adaptive.feedback_state import residuals_checksum
-from hvd_adaptive.feedback_weight import (
-    Figures,
-    Own,
-    Weights,
-    growth_error,
-    growth_warning,
-)
+from hvd_adaptive.feedback_weight import Figures, Own, Weights, growth_error, growth_warning
 
 if TYPE_CHECKING:
     from hvd_adaptive.base.errors import ResidualError

@@ -188,7 +188,6 @@ def growth_error(number: int, weights: Weights, figures: Figures) -> ResidualErr
     """Return the error that every rank raises if residuals are too large, or None.
 
     Args:
-        number: The step.
         weights: Those of the next step.
         figures: Those of this step.
     """

@@ -1,8 +1,5 @@
 """Use compressors in FSDP2: the reduce-scatter of a ``fully_shard`` model travels as codes.
 
-    fully_shard(model)
-    compress_reduce_scatter(model, EDEN(bits=4))
-
 Each rank encodes every other rank's shard of a module's gradients, sends it, and decodes and adds
 what it receives. The all-gathers of parameters do not change.
 """
@@ -10,7 +7,6 @@ what it receives. The all-gathers of parameters do not change.
 from __future__ import annotations
 
 import functools
-import io
 import itertools
 import math
 import weakref
@@ -21,7 +17,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
-from hvd_adaptive import states
+from hvd_adaptive.checkpoint import packed, unpacked
 from hvd_adaptive.compressor import GradientCompressor, check_compressor
 from hvd_adaptive.hooks.fsdp.modules import ShardedModule
 from hvd_adaptive.hooks.fsdp.session import ShardedSession
@@ -89,9 +85,7 @@ class Compressed:
         torch.distributed.checkpoint saves such an entry once. For a file of each rank
         ``compressor.state_dict()`` is enough.
         """
-        file = io.BytesIO()
-        torch.save(self._session.states_of_ranks(), file)
-        return {"compressor": file.getvalue()}
+        return {"compressor": packed(self._session.states_of_ranks())}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Load what ``state_dict`` returned; other numbers of ranks load the first one's.
@@ -99,10 +93,7 @@ class Compressed:
         Raises:
             ValueError: The state is of another scheme or incomplete.
         """
-        saved = states.entry(state, "compressor")
-        if not isinstance(saved, bytes):
-            raise ValueError(f"state: compressor must be bytes, not {type(saved).__name__}")
-        everyone = torch.load(io.BytesIO(saved), weights_only=True)
+        everyone = unpacked(state, "compressor")
         rank, ranks = self._session.place
         self.compressor.load_state_dict(everyone[rank if len(everyone) == ranks else 0])
 
@@ -209,11 +200,8 @@ def _before_step(optimizer: torch.optim.Optimizer, *_: Any) -> None:
 
 
 def _modules_of(model: Any, method: str) -> list[tuple[str, Any]]:
-    """Return the names and modules that FSDP2 has sharded.
-
-    Raises:
-        ValueError: There is none.
-        RuntimeError: They lack ``method``.
+    """Return the names and modules that FSDP2 has sharded, or raise ValueError; they have
+    ``method``.
     """
     if not isinstance(model, nn.Module):
         raise ValueError(f"model: must be a torch.nn.Module, not {type(model).__name__}")
@@ -243,7 +231,7 @@ def _modules_of(model: Any, method: str) -> list[tuple[str, Any]]:
 
 
 def _session(compressor: Any, modules: list[tuple[str, Any]], shards: bool) -> ShardedSession:
-    settings = check_compressor("compressor", compressor).settings
+    settings = check_compressor("compressor", compressor, is_free=True).settings
     if settings.error_feedback is not None:
         raise ValueError(
             f"error_feedback={settings.error_feedback!r}: must be None with FSDP, whose sharding "
@@ -256,8 +244,6 @@ def _session(compressor: Any, modules: list[tuple[str, Any]], shards: bool) -> S
         raise ValueError(
             f"exchange={settings.exchange!r}: must be one of {', '.join(map(repr, allowed))}"
         )
-    if compressor._training.connection is not None:
-        raise ValueError("compressor: already serves an optimizer or a model; create another")
     known = {id(module) for _, module in modules}
     sharded = []
     for name, module in modules:
@@ -271,20 +257,14 @@ def _session(compressor: Any, modules: list[tuple[str, Any]], shards: bool) -> S
 
 
 def _own_parameters(module: nn.Module, sharded: set[int]) -> list[nn.Parameter]:
-    """Return a module's parameters that no sharded module in it has.
-
-    sharded: The ``id`` of each sharded module.
-    """
+    """Return a module's parameters that no module in it has whose ``id`` is in ``sharded``."""
     inner = [m for m in module.modules() if m is not module and id(m) in sharded]
     theirs = {id(p) for m in inner for p in m.parameters()}
     return [p for p in module.parameters() if id(p) not in theirs]
 
 
 def _padding(parameter: Any, everywhere: bool) -> float:
-    """Return the zeros that FSDP2 adds to this rank's shard, or on average to a shard.
-
-    Shards are as long as the first one, which has the most rows.
-    """
+    """Return the zeros that FSDP2 adds to this rank's shard, or ``everywhere``, on average."""
     shape, whole = list(parameter.shape), float(parameter.numel())
     mesh = getattr(parameter, "device_mesh", None)
     if mesh is None:
@@ -303,7 +283,6 @@ class _ReduceScatter:
         self._compressed, self._index = compressed, index
 
     def allocate(self, size: Any, *, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
-        """Return memory."""
         return torch.empty(*size, dtype=dtype, device=device)
 
     def __call__(
@@ -314,17 +293,12 @@ class _ReduceScatter:
         op: Any,
         async_op: bool = False,
     ) -> None:
-        """Reduce."""
         factor = _factor_of(op, dist.get_world_size(group))
         self._compressed.average(self._index, input_tensor, output_tensor, group, factor)
 
 
 def _factor_of(op: Any, ranks: int) -> float:
-    """Return the factor of a sum over ranks that is the operation's result.
-
-    Raises:
-        ValueError: It is another operation.
-    """
+    """Return the factor of a sum over ranks that is the operation's result, or raise ValueError."""
     kinds: Any = dist.ReduceOp.RedOpType
     kind = op if isinstance(op, kinds) else op.op
     if kind == kinds.AVG:

@@ -27,9 +27,6 @@ class Member:
     """A tensor of the layout; its slot is its index in the layout.
 
     Attributes:
-        name: Its name.
-        shape: Its shape.
-        dtype: Its dtype.
         part: Label of the codec that quantises it; None for full precision.
     """
 
@@ -67,7 +64,6 @@ class Group:
     """The coordinates of one payload, of one dtype; quantised coordinates come first.
 
     Attributes:
-        dtype: Their dtype.
         quantized: Number of quantised coordinates.
         full: Number of full-precision coordinates.
         pieces: Where each member's coordinates are.
@@ -117,7 +113,7 @@ class Layout:
     @functools.cached_property
     def identity(self) -> int:
         """Return 64 bits that cover names, shapes and dtypes, but not groups."""
-        return _digest([(m.name, m.shape, str(m.dtype)) for m in self.members])
+        return digest([(m.name, m.shape, str(m.dtype)) for m in self.members])
 
     @functools.cached_property
     def pieces_of(self) -> list[list[tuple[int, Piece]]]:
@@ -218,14 +214,15 @@ def build_layout(
         + [(str(g.dtype), g.quantized, g.full, list(g.pieces)) for g in groups]
         + [(index, g.part) for index, g in enumerate(groups) if g.part]
     )
-    return Layout(ordered, groups, _digest(described))
+    return Layout(ordered, groups, digest(described))
 
 
 def _by_name(member: Member) -> tuple[list[tuple[int, int, str]], str]:
     return natural_order(member.name), member.name
 
 
-def _digest(described: Sequence[object]) -> int:
+def digest(described: object) -> int:
+    """Return 64 bits of what ``repr`` shows."""
     return int.from_bytes(hashlib.sha256(repr(described).encode()).digest()[:8], "little")
 
 
@@ -233,8 +230,6 @@ class _Builder:
     """Fill the groups of one dtype and part, one member at a time.
 
     Args:
-        dtype: The dtype.
-        part: The part.
         most: Most coordinates of a group.
         first: Most coordinates of the group that begins with the first member.
         bucket_size: Coordinates of a bucket.

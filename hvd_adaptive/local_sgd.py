@@ -1,18 +1,8 @@
-"""Average models every few steps, compressed, instead of gradients at every step.
-
-    optimizer = LocalSGD(torch.optim.AdamW(model.parameters()), every=20, compression=ALQ(bits=4))
-    ...
-    optimizer.step()    # each rank alone; every 20th step averages
-    ...
-    optimizer.finish()  # at the end of training
-
-The ranks are Horovod's or torch.distributed's.
-"""
+"""Average models every few steps, compressed, instead of gradients at every step."""
 
 from __future__ import annotations
 
 import itertools
-import logging
 import zlib
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Literal
@@ -23,20 +13,16 @@ import torch.distributed as dist
 from hvd_adaptive import states
 from hvd_adaptive.base.checks import check_choice, check_integer
 from hvd_adaptive.compressor import GradientCompressor
+from hvd_adaptive.hooks import local_checks
 from hvd_adaptive.hooks.anchors import Anchors
 from hvd_adaptive.hooks.background import Background
 from hvd_adaptive.hooks.fragments import Fragments, is_due
 from hvd_adaptive.hooks.horovod import elastic
-from hvd_adaptive.hooks.local_arguments import check_arguments, check_mixing, names_of
-from hvd_adaptive.hooks.local_round import Outcome, Pending, Round
-from hvd_adaptive.hooks.local_state import check_own, moved_of, own_checksum
-from hvd_adaptive.hooks.round_agreement import TrainingPosition
+from hvd_adaptive.hooks.local_round import Outcome, Pending, Round, not_finite, position_of
 from hvd_adaptive.hooks.rounds import RoundExchange, find_world
 from hvd_adaptive.hooks.wrapped_optimizer import WrappedOptimizer
 
-logger = logging.getLogger("hvd_adaptive")
 _numbers = itertools.count()
-Parameter = torch.nn.Parameter
 
 
 class LocalSGD(WrappedOptimizer):
@@ -125,30 +111,27 @@ class LocalSGD(WrappedOptimizer):
         process_set: Any = None,
         on_nonfinite: Literal["raise", "skip"] = "raise",
     ) -> None:
-        check_arguments(optimizer, compression, momentum, lr)
+        local_checks.check_arguments(optimizer, compression, momentum, lr)
         super().__init__(optimizer)
         self.compressor = compression
         self.every = check_integer("every", every, 1)
         self.fragments = check_integer("fragments", fragments, 1, self.every)
         self.delay = check_integer("delay", delay, 0, self.every // self.fragments)
-        self.mixing = check_mixing(mixing, self.delay)
+        self.mixing = local_checks.check_mixing(mixing, self.delay)
         self.on_nonfinite = check_choice("on_nonfinite", on_nonfinite, ("raise", "skip"))
         self.rounds = self._agreements = self._counted = 0
         self._has_moved = [False] * self.fragments
-        self._fragments = Fragments(self._parameters(), self.fragments)
-        trained = [p for p in self._parameters() if p.requires_grad]
-        self._anchors = Anchors(trained, float(momentum), float(lr))
-        outer = float(momentum), float(lr)
-        streams = self.fragments, self.delay, self.mixing
-        settings = (self.every, *outer, *streams, compression is None, on_nonfinite)
+        names = local_checks.names_of(named_parameters, compression)
+        parameters = self._parameters()
+        self._fragments = Fragments(parameters, self.fragments, names)
+        self._anchors = Anchors(parameters, float(momentum), float(lr))
+        settings: tuple[Any, ...] = self.every, float(momentum), float(lr), self.fragments
+        settings += self.delay, self.mixing, compression is None, on_nonfinite
         self._settings = zlib.crc32(repr(settings).encode())
         self._ranks = process_group, process_set, f"hvd_adaptive.local{next(_numbers)}"
-        self._names = names_of(named_parameters, compression)
         self._pending: Pending | None = None
         self.connect()
         elastic.register_handler(LocalSGD, elastic.LocalStateHandler)
-
-    # Steps ----------------------------------------------------------------------------------------
 
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """Take a step of this rank alone; the last one of a round averages, a collective.
@@ -177,9 +160,8 @@ class LocalSGD(WrappedOptimizer):
             self._pending.steps -= 1
             if not self._pending.steps:
                 self._complete()
-        self._counted += 1
-        step = self._counted
-        self._counted %= self.every
+        step = self._counted + 1
+        self._counted = step % self.every
         if is_due(step, self.every, self.fragments):
             if self.delay:
                 self._begin_delayed()
@@ -209,8 +191,6 @@ class LocalSGD(WrappedOptimizer):
         while ended < self.fragments:
             ended = ended + 1 if self._round_at_once(finished=True) else 0
 
-    # Rounds ---------------------------------------------------------------------------------------
-
     def connect(self) -> None:
         """Find the ranks, which elastic Horovod may have changed; they compare their models next.
 
@@ -224,12 +204,15 @@ class LocalSGD(WrappedOptimizer):
         if self.compressor is not None:
             self.compressor.close()
         world = find_world(*self._ranks)
-        if world is None:
-            return
-        averaged: list[list[Parameter]] = [[] for _ in range(self.fragments)]
-        for parameter in self._anchors:
-            averaged[self._fragments[parameter]].append(parameter)
-        self._exchange = RoundExchange(world, averaged, self._name_of, self.compressor, self._wait)
+        if world is not None:
+            averaged = self._fragments.divided(self._anchors)
+            self._exchange = RoundExchange(
+                world,
+                averaged,
+                lambda p: self._fragments.name_of(p),  # a loaded state replaces the fragments
+                self.compressor,
+                self._wait,
+            )
 
     def _wait(self) -> None:
         """Wait until no round is in progress; its outcome is applied later."""
@@ -247,8 +230,7 @@ class LocalSGD(WrappedOptimizer):
         self._complete()
         device = next((p.device for p in self._anchors), torch.device("cpu"))
         run = self._begin(finished=False).run
-        result = Background(run, device, "hvd_adaptive.local_sgd")
-        self._pending = Pending(result, self.delay)
+        self._pending = Pending(Background(run, device, "hvd_adaptive.local_sgd"), self.delay)
 
     def _complete(self) -> None:
         """Apply the round in the background, if there is one."""
@@ -263,88 +245,40 @@ class LocalSGD(WrappedOptimizer):
         fragment = self._agreements % self.fragments
         self._fragments.keep(parameters)
         self._anchors.keep(parameters)
-        position = self._position(parameters, fragment, finished)
+        position = position_of(
+            parameters,
+            self._fragments,
+            self._anchors,
+            fragment,
+            compares=not self._compared,
+            settings=self._settings,
+            round=self._agreements,
+            has_moved=self._has_moved[fragment],
+            finished=finished,
+            skips=self.on_nonfinite == "skip",
+        )
         self._agreements += 1
         self._has_moved[fragment] = False
         self._compared = True
         return Round(self._exchange, fragment, parameters, self._anchors, position)
 
-    def _position(
-        self, parameters: list[Parameter], fragment: int, finished: bool
-    ) -> TrainingPosition:
-        mine = [self._fragments[p] == fragment for p in parameters]
-        kinds = [(p.dtype, p.shape, self._fragments[p]) for p in parameters]
-        pairs = list(zip(parameters, mine, strict=True))
-        return TrainingPosition(
-            settings=self._settings,
-            start=[] if self._compared else self._start(parameters),
-            reached=0 if self._compared else _reached([p for p, m in pairs if m]),
-            round=self._agreements,
-            has_moved=self._has_moved[fragment],
-            finished=finished,
-            broken=next((i for i, (p, m) in enumerate(pairs) if m and not _is_finite(p)), -1),
-            skips=self.on_nonfinite == "skip",
-            kinds=zlib.crc32(repr(kinds).encode()),
-            anchored=[p in self._anchors for p in parameters],
-            takes_part=[m and (p.requires_grad or self._anchors.has_moved(p)) for p, m in pairs],
-        )
-
     @torch.no_grad()
     def _apply(self, outcome: Outcome, mixing: float) -> None:
-        """Move parameters and anchors to where a round ends.
-
-        Args:
-            outcome: The outcome.
-            mixing: Share of itself that a parameter keeps.
-        """
+        """Move parameters, which keep a share ``mixing`` of themselves, to where a round ends."""
         if outcome.broken:
-            self._raise_not_finite(outcome.broken)
+            names = list(map(self._fragments.name_of, self._parameters()))
+            raise not_finite({rank: names[index] for rank, index in outcome.broken.items()})
         if not outcome.applies:
             return
         outcome.apply(self._anchors, mixing)
         self._has_moved[outcome.fragment] = mixing > 0
         if not outcome.is_finite:
-            self._forget_broken_state()
+            self._drop_broken_state(self.rounds)
         self.rounds += 1
-
-    def _start(self, parameters: list[Parameter]) -> list[tuple[str, int]]:
-        """Return the names of the parameters that have anchors, with checksums of these."""
-        known = [p for p in parameters if p in self._anchors]
-        sums = self._anchors.checksums(known)
-        return list(zip(map(self._name_of, known), sums, strict=True))
-
-    def _name_of(self, parameter: Parameter) -> str:
-        """Return the name of a parameter, or its number."""
-        number = self._fragments.number_of(parameter)
-        return self._names.get(parameter, f"parameter {number}" if self._names else str(number))
-
-    def _raise_not_finite(self, broken: dict[int, int]) -> None:
-        parameters = self._parameters()
-        told = ", ".join(
-            f"{self._name_of(parameters[index])} of rank {rank}" for rank, index in broken.items()
-        )
-        raise FloatingPointError(
-            f"LocalSGD: parameters are not finite: {told}. Nothing was averaged. Load a checkpoint "
-            "on every rank, or set on_nonfinite='skip'"
-        )
-
-    def _forget_broken_state(self) -> None:
-        """Drop this rank's optimizer state that would bring NaN back."""
-        for parameter in self._parameters():
-            values = [v for v in self.state.get(parameter, {}).values() if torch.is_tensor(v)]
-            if not all(bool(value.isfinite().all()) for value in values):
-                del self.state[parameter]
-        logger.warning(
-            "LocalSGD: this rank's parameters were not finite after round %d: it continues from "
-            "the others' mean, and its optimizer's state that was not finite begins anew",
-            self.rounds,
-        )
 
     @property
     def _rank(self) -> int:
         return 0 if self._exchange is None else self._exchange.world.rank
-
-    # State ----------------------------------------------------------------------------------------
 
     def report(self) -> dict[str, Any]:
         """Return the compressor's figures of the last round, and more.
@@ -369,20 +303,18 @@ class LocalSGD(WrappedOptimizer):
         self._fragments.keep(parameters)
         inner = self.optimizer.state_dict()
         saved = None if pending is None else pending.state_dict(parameters)
-        return (
-            self._anchors.state_dict(parameters)
-            | self._fragments.state_dict(parameters)
-            | {
-                "optimizer": inner,
-                "steps": self._counted,
-                "moved": list(self._has_moved),
-                "rounds": self.rounds,
-                "agreements": self._agreements,
-                "pending": saved,
-                "own": {"rank": self._rank, "checksum": own_checksum(self._rank, inner, saved)},
-                "compressor": None if self.compressor is None else self.compressor.state_dict(),
-            }
-        )
+        checksum = local_checks.own_checksum(self._rank, inner, saved)
+        state = self._anchors.state_dict(parameters) | self._fragments.state_dict(parameters)
+        return state | {
+            "optimizer": inner,
+            "steps": self._counted,
+            "moved": list(self._has_moved),
+            "rounds": self.rounds,
+            "agreements": self._agreements,
+            "pending": saved,
+            "own": {"rank": self._rank, "checksum": checksum},
+            "compressor": None if self.compressor is None else self.compressor.state_dict(),
+        }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Load what ``state_dict`` returned; load the model's parameters as well.
@@ -391,26 +323,18 @@ class LocalSGD(WrappedOptimizer):
             ValueError: The state is of another model or compressor, incomplete, or was saved within
                 a round by another rank.
         """
-        check_own(state, self._rank)
+        local_checks.check_own(state, self._rank)
         self.load_from(state)
 
     def load_from(self, state: Mapping[str, Any]) -> None:
         """Load what ``state_dict`` returned on another rank, whose parameters this one has, too."""
-        anchors, parameters = states.entry(state, "anchors"), self._parameters()
-        if len(anchors) != len(parameters) or any(
-            anchor is not None and getattr(anchor, "shape", None) != p.shape
-            for anchor, p in zip(anchors, parameters, strict=True)
-        ):
-            raise ValueError("state: anchors are not those of this optimizer's parameters")
+        parameters = self._parameters()
+        anchors = local_checks.tensors_like(parameters, state, "anchors")
         counted = states.whole(state, "steps", 0, self.every - 1)
         rounds, agreements = states.whole(state, "rounds"), states.whole(state, "agreements")
-        moved, fragments = (
-            moved_of(state, self.fragments),
-            self._fragments.loaded(parameters, state),
-        )
-        pending = states.entry(state, "pending")
-        if pending is not None:
-            pending = Pending.loaded(pending, parameters, self.fragments)
+        moved = local_checks.moved_of(state, self.fragments)
+        fragments = self._fragments.loaded(parameters, state)
+        pending = Pending.loaded(states.entry(state, "pending"), parameters, self.fragments)
         compressor = states.entry(state, "compressor")
         inner, outer = states.entry(state, "optimizer"), states.entry(state, "outer")
         if (compressor is None) != (self.compressor is None):
@@ -423,12 +347,3 @@ class LocalSGD(WrappedOptimizer):
         self._counted, self.rounds, self._agreements = counted, rounds, agreements
         self._has_moved, self._fragments, self._pending = moved, fragments, pending
         self._compared = False
-
-
-def _reached(parameters: list[Parameter]) -> int:
-    """Return 32 bits of parameters, which are not 0."""
-    return zlib.crc32(repr(states.checksums(parameters)).encode()) or 1
-
-
-def _is_finite(parameter: Parameter) -> bool:
-    return bool(parameter.isfinite().all())

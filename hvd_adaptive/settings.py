@@ -116,9 +116,7 @@ class Settings(Checked):
     )
     keep_zeros: bool = keyword(False, check_flag, refits=True)
     schedule: Callable[[int], Mapping[str, Any] | None] | None = keyword(
-        None,
-        partial(check_has, method="__call__", allowed="a function of the step"),
-        **LOCAL,
+        None, partial(check_has, method="__call__", allowed="a function of the step"), **LOCAL
     )
     grad_scaler: Any = keyword(
         None,
@@ -136,10 +134,7 @@ class Settings(Checked):
     tuning: Tuning = keyword(Tuning(), check_tuning)
     process_set: Any = keyword(None, None, **LOCAL, picklable=False)
     named_parameters: Iterable[tuple[str, torch.nn.Parameter]] | None = keyword(
-        None,
-        checks.check_named_parameters,
-        **LOCAL,
-        picklable=False,
+        None, checks.check_named_parameters, **LOCAL, picklable=False
     )
 
     def __post_init__(self) -> None:

@@ -117,13 +117,18 @@ class Training:
         return self.__dict__ | {"connection": None}
 
 
+def running_horovod() -> Any:
+    """Return the module ``horovod.torch`` if it is imported and initialised, or None."""
+    hvd = sys.modules.get("horovod.torch")
+    return hvd if hvd is not None and hvd.is_initialized() else None
+
+
 def rank_and_size() -> tuple[int, int]:
     """Return this process's rank and the number of ranks in Horovod or torch.distributed.
 
     They are (0, 0) if neither is running.
     """
-    hvd = sys.modules.get("horovod.torch")
-    if hvd is not None and hvd.is_initialized():
+    if (hvd := running_horovod()) is not None:
         return hvd.rank(), hvd.size()
     distributed = torch.distributed
     if distributed.is_available() and distributed.is_initialized():

@@ -22,10 +22,8 @@ ZEROS, GROWTH = 0.05, 1.05
 
 
 def share_in(state: Mapping[str, Any]) -> float:
-    """Return ``Coverage.share`` of the last fit from a codec's state; 0 if the state is too old.
-
-    Raises:
-        ValueError: The value is not a number from 0 to 1.
+    """Return ``Coverage.share`` of the last fit from a codec's state, 0 if the state is too old;
+    raise ValueError if it is not a number from 0 to 1.
     """
     share = state.get("share", 0.0)
     real = isinstance(share, int | float) and not isinstance(share, bool)
@@ -39,9 +37,6 @@ class Usable:
     """Finite, nonzero buckets among the sampled ones, with their norms and weights (statistics.py).
 
     Attributes:
-        buckets: The buckets.
-        norms: Their norms.
-        weights: Their weights.
         head: float64 [usable buckets, buckets, buckets that are not finite, nonzero coordinates of
             the usable ones, coordinates, bits that say where zeros are among the first]; the last
             three are weighted.
@@ -61,10 +56,10 @@ class Usable:
         clip: Callable[[torch.Tensor], torch.Tensor] = lambda bucket: bucket,
         without_zeros: bool = False,
     ) -> Usable:
-        """Return the usable ones among buckets, with one copy to the host.
+        """Return the usable ones among buckets (float32, 1-D), with one copy to the host.
 
         Args:
-            buckets: float32, 1-D.
+            buckets: The buckets.
             weights: Their weights.
             norm: "l2" or "linf".
             clip: Function that clips a bucket.
@@ -162,7 +157,3 @@ class Coverage:
     def complete(self) -> bool:
         """Return whether a fit need not be repeated soon."""
         return 0 < self.found == self.sampled - self.lost and self.share >= 1 - ZEROS
-
-    def has_grown(self, share: float) -> bool:
-        """Return whether a new fit pays after one to samples of ``share`` (0 after none)."""
-        return self.share > GROWTH * share

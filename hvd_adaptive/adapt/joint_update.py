@@ -43,12 +43,8 @@ class Fitted(Protocol):
         """Return the update of a codec of the averages of ``first``."""
 
     def apply_update(self, update: np.ndarray, step: int, part: str = "") -> bool:
-        """Apply the broadcast update, which is the same on every rank.
-
-        Args:
-            update: See ``refit``.
-            step: Number of the step.
-            part: Name of this codec in the log.
+        """Apply the broadcast update of ``refit``, the same on every rank; ``part`` is named in the
+        log.
 
         Returns:
             Whether the update is complete, so that it need not be repeated soon.
@@ -100,11 +96,8 @@ class JointUpdate:
         return np.concatenate(vectors)
 
     def refit(self, collected: Sequence[np.ndarray]) -> np.ndarray:
-        """Return the update that the first rank broadcasts.
-
-        Returns:
-            The length of each part's update, then the updates; or NOTHING_NEW if a retry is not
-            worthwhile.
+        """Return the update that the first rank broadcasts: the length of each part's update, then
+        the updates; or NOTHING_NEW if a retry is not worthwhile.
         """
         of_parts = zip(*(np.split(row, self._ends[:-1]) for row in collected), strict=True)
         statistics = dict(zip(self.codecs, of_parts, strict=True))

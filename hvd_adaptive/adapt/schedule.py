@@ -85,10 +85,7 @@ class UpdateSchedule:
         return self._again and step == self.retry_at and not self._answers[step]
 
     def _plan(self, step: int, count: int) -> None:
-        """Make the answers those of ``count`` steps from ``step`` on.
-
-        A user's function may have a state, so it is called once for each step, in order.
-        """
+        """Make the answers those of ``count`` steps from ``step`` on, called once each."""
         known, answers = self._answers if step in self._answers else {}, {}
         for later in range(step, step + count):
             answers[later] = known[later] if later in known else bool(self.planned(later))
@@ -122,20 +119,15 @@ class UpdateSchedule:
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Load a ``state_dict``; the schedule itself comes from the constructor.
-
-        Raises:
-            ValueError: The state is invalid; nothing is changed then.
+        """Load a ``state_dict``, or raise ValueError; the schedule itself comes from the
+        constructor.
         """
         self.retry_at, self._wait, self._again = self.checked(state)
 
     @staticmethod
     def checked(state: Any) -> tuple[int | None, int, bool]:
-        """Return the contents of a state; raise ValueError if it is invalid.
-
-        Returns:
-            The step of the retry or None, the wait after it, and whether it retries an incomplete
-            update.
+        """Return the step of the retry or None, the wait after it, and whether it retries an
+        incomplete update, from a state; raise ValueError if it is invalid.
         """
         retry_at = states.whole(state, "retry_at", -1, of="state: schedule")
         wait = states.whole(state, "wait", 1, LONGEST_WAIT, of="state: schedule")

@@ -6,7 +6,8 @@ buckets, so the pool of any number of ranks stays small.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import dataclasses
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Protocol
 
 import numpy as np
@@ -14,6 +15,7 @@ import torch
 
 from hvd_adaptive import kernels
 from hvd_adaptive.adapt.schedule import WINDOW
+from hvd_adaptive.base.checks import check_choice, check_flag, check_integer
 from hvd_adaptive.base.device import stacked
 from hvd_adaptive.kernels.constants import BINS
 from hvd_adaptive.levels import LOG_EDGES, Distribution, Histogram, Mixture, with_tail
@@ -59,12 +61,8 @@ class Statistic(Protocol):
         norms: Sequence[float],
         weights: Sequence[float] | None = None,
     ) -> np.ndarray:
-        """Return the statistics of finite, nonzero buckets.
-
-        Args:
-            buckets: float32, 1-D, of any sizes.
-            norms: Their normalising norms.
-            weights: Their weights in a ``Sample``; 1 if None.
+        """Return the statistics of finite, nonzero buckets (float32, 1-D, of any sizes), given
+        their normalising norms and their weights in a ``Sample``, 1 if None.
         """
 
     def joined(self, steps: Sequence[np.ndarray]) -> np.ndarray:
@@ -147,7 +145,6 @@ class HistogramStatistic:
         return with_tail(weighted[:-1], squared[:-1], buckets)
 
     def of_coordinates(self, collected: Sequence[np.ndarray]) -> Distribution:
-        """Return the unchanged histogram: see ``Statistic.of_coordinates``."""
         counts = self._sums(collected)[1]
         return Histogram.from_counts(counts[:BINS], counts[BINS], counts[BINS + 1])
 
@@ -238,3 +235,25 @@ STATISTICS: dict[str, Callable[[int], Statistic]] = {
     "histogram": lambda samples: HistogramStatistic(),
     "normal": NormalStatistic,
 }
+
+
+@dataclasses.dataclass(frozen=True)
+class Adaptation:
+    """Keywords of a scheme that is fitted to gradients.
+
+    Attributes:
+        normalized: Weigh all buckets equally instead of by their squared norms.
+        update_steps: See ``adapt.schedule.UpdateSchedule``.
+        samples: Number of buckets to sample.
+        statistics: Kind of statistics, a key of ``STATISTICS``.
+    """
+
+    normalized: bool = False
+    update_steps: Iterable[int] | Callable[[int], bool] | None = None
+    samples: int = 20
+    statistics: str = "histogram"
+
+    def __post_init__(self) -> None:
+        check_flag("normalized", self.normalized)
+        object.__setattr__(self, "samples", check_integer("samples", self.samples, 1))
+        check_choice("statistics", self.statistics, STATISTICS)

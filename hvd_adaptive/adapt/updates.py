@@ -12,19 +12,97 @@ import torch
 
 from hvd_adaptive import states
 from hvd_adaptive.adapt.joint_update import JointUpdate
-from hvd_adaptive.adapt.schedule import UpdateSchedule
-from hvd_adaptive.adapt.window import SampleWindow
+from hvd_adaptive.adapt.schedule import WINDOW, UpdateSchedule
 from hvd_adaptive.base.errors import WarnOnce
 
 logger = logging.getLogger("hvd_adaptive")
 
 
+OF = "state: window"
+# Bytes of earlier steps above which a rank keeps fewer of them, but at least one.
+MOST_BYTES = 1 << 26
+
+
+class SampleWindow:
+    """Statistics of the last ``WINDOW`` steps, by rank and part.
+
+    A rank has its own alone; a simulation has those of all ranks. A step of a part takes 40 kB with
+    ALQ, whatever the sizes of buckets. There is nothing unless a fit follows soon.
+    """
+
+    def __init__(self) -> None:
+        self._kept: dict[tuple[int, str], dict[int, np.ndarray]] = {}
+
+    def add(self, worker: int, step: int, own: Mapping[str, np.ndarray]) -> None:
+        """Keep the statistics of ``step`` by label. They replace those of an earlier attempt at the
+        step, and of any later step: a restored state goes back.
+        """
+        most = max(1, MOST_BYTES // sum(vector.nbytes for vector in own.values()))
+        for label, vector in own.items():
+            earlier = self._earlier(worker, step, label)
+            last = dict([*earlier.items()][-most:])
+            self._kept[worker, label] = last | {step: vector}
+
+    def before(self, worker: int, step: int, label: str) -> list[np.ndarray]:
+        """Return the statistics of the steps before ``step`` that count for a fit at it."""
+        return [*self._earlier(worker, step, label).values()]
+
+    def _earlier(self, worker: int, step: int, label: str) -> dict[int, np.ndarray]:
+        kept = self._kept.get((worker, label), {})
+        return {s: vector for s, vector in kept.items() if step - WINDOW < s < step}
+
+    def clear(self) -> None:
+        """Drop everything: no fit follows soon."""
+        self._kept.clear()
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return {"window": ...} as plain tensors; {} if there is nothing."""
+        if not self._kept:
+            return {}
+        of_workers: dict[str, dict[str, Any]] = {}
+        for (worker, label), kept in self._kept.items():
+            of_workers.setdefault(str(worker), {})[label] = {
+                "steps": torch.tensor([*kept], dtype=torch.int64, device="cpu"),
+                "statistics": torch.from_numpy(np.concatenate([*kept.values()])),
+            }
+        return {"window": of_workers}
+
+    @classmethod
+    def loaded(cls, state: Mapping[str, Any], length: int) -> SampleWindow:
+        """Return the window of a ``state_dict``, whose vectors have ``length`` numbers, or raise
+        ValueError.
+        """
+        window = cls()
+        for worker, parts in states.mapping(state.get("window", {}), OF).items():
+            for label, saved in states.mapping(parts, OF).items():
+                if not (str(worker).isdecimal() and isinstance(label, str)):
+                    raise ValueError(f"{OF}: has no rank {worker!r} with a part {label!r}")
+                window._kept[int(worker), label] = _vectors(saved, length)
+        return window
+
+
+def _vectors(saved: Any, length: int) -> dict[int, np.ndarray]:
+    """Return vectors by step; raise ValueError if there are none such."""
+    steps = states.numbers(saved, "steps", OF)
+    whole = np.isfinite(steps) & (steps >= 0) & (steps == np.round(steps))
+    if not (whole.all() and (np.diff(steps) > 0).all() and steps.size <= WINDOW):
+        raise ValueError(
+            f"{OF}: steps must be up to {WINDOW} ascending integers >= 0, not {steps.tolist()}"
+        )
+    flat = states.numbers(saved, "statistics", OF)
+    if flat.size != steps.size * length or not np.isfinite(flat).all():
+        raise ValueError(f"{OF}: statistics must be {steps.size} x {length} finite numbers")
+    vectors = flat.copy().reshape(-1, length)
+    return {int(step): vector for step, vector in zip(steps, vectors, strict=True)}
+
+
 class Due(NamedTuple):
     """What is due at a step.
 
-    first: The tables of gradients, not only those of averages, are refitted.
-    second: New second stages are fitted, whatever the schedule says.
-    samples: ``Updates.run`` must be called: for a fit at the step, or for one soon after.
+    Attributes:
+        first: The tables of gradients, not only those of averages, are refitted.
+        second: New second stages are fitted, whatever the schedule says.
+        samples: ``Updates.run`` must be called: for a fit at the step, or for one soon after.
     """
 
     first: bool
@@ -36,10 +114,8 @@ NOTHING = Due(False, False, False)
 
 
 class Updates:
-    """Updates of a scheme that is never fitted: there are none.
-
-    Args:
-        codecs: Codec of each part by label; "" is the default part.
+    """Updates of a scheme that is never fitted: there are none. ``codecs`` has each part's by
+    label.
     """
 
     def __init__(self, codecs: Mapping[str, Any]) -> None:
@@ -74,7 +150,6 @@ class Updates:
         """Sample the gradients of ``parts``, and refit their tables if that is due, on all ranks.
 
         Args:
-            step: Number of the step.
             samples: Function (count, part) that draws buckets of this rank's gradients.
             sync: Function (vector, fit) that calls ``fit`` with the vectors of all ranks on the
                 first rank, and returns its result on every rank.
@@ -83,12 +158,9 @@ class Updates:
         """
 
     def load_from(self, old: Any, keep: bool, step: int) -> None:
-        """Continue the schedule of ``old``, whose compressor had other settings.
-
-        Args:
-            old: The updates that these replace.
-            keep: Nothing that tables are fitted to has changed.
-            step: The next step, at which tables are fitted anew if ``keep`` is False.
+        """Continue the schedule of ``old``, whose compressor had other settings. If not ``keep``,
+        because something that tables are fitted to has changed, they are fitted at ``step``, the
+        next one.
         """
 
     def state_dict(self) -> dict[str, Any]:
@@ -103,11 +175,8 @@ class Updates:
 
 
 class ScheduledUpdates(Updates):
-    """Updates of a scheme that is fitted to gradients.
-
-    Args:
-        codecs: See ``Updates``. Each implements ``joint_update.Fitted``.
-        steps: See ``UpdateSchedule``.
+    """Updates of a scheme that is fitted to gradients: its codecs implement
+    ``joint_update.Fitted``.
     """
 
     def __init__(
@@ -165,10 +234,7 @@ class ScheduledUpdates(Updates):
         worker: int,
         alone: bool,
     ) -> None:
-        """Refit the tables of ``codecs`` to ``own`` statistics and those of earlier steps.
-
-        alone: only those of averages.
-        """
+        """Refit tables, or those of averages ``alone``, to statistics of this and earlier steps."""
         seconds = self._seconds(list(codecs))
         schedule = self._second_schedule if alone else self.schedule
         joint = JointUpdate(

@@ -11,12 +11,11 @@ import numpy as np
 import torch
 
 from hvd_adaptive import states
-from hvd_adaptive.adapt.adaptation import Adaptation
-from hvd_adaptive.adapt.coverage import HEAD, Coverage, Usable, share_in
-from hvd_adaptive.adapt.statistics import STATISTICS, weights_of
+from hvd_adaptive.adapt.coverage import HEAD, Coverage, share_in
+from hvd_adaptive.adapt.statistics import STATISTICS, Adaptation
 from hvd_adaptive.base.checks import check_choice
-from hvd_adaptive.codec.buckets import buckets_of
 from hvd_adaptive.codec.codec import Codec
+from hvd_adaptive.codec.fitted_codec import FittedCodec, buckets_of
 from hvd_adaptive.codec.level_table import LevelTable
 from hvd_adaptive.codec.second_stage import SecondStage
 from hvd_adaptive.codec.table_codec import TableCodec
@@ -37,30 +36,19 @@ OUTCOME = 5
 NORMS = ("l2", "linf")
 
 
-class AdaptiveCodec(TableCodec):
+class AdaptiveCodec(FittedCodec, TableCodec):
     """A table codec that is fitted to gradients (ALQ paper, Algorithm 1).
 
     If ``coding`` needs a code book, the symbols' probabilities (Props 6, 8) are fitted with the
     levels, from the same statistics, and are part of the table.
 
     Args:
-        name: Name of the scheme, in payloads and states.
-        settings: Shared settings.
-        norm: "l2" or "linf".
-        table: First table.
-        adaptation: Statistics and schedule.
         fit_magnitudes: Function (law of r = abs(v)/norm, current table) that returns fitted
             magnitudes, float64, ascending to 1.
         own_settings: The scheme's other settings, which must be equal on all ranks.
         again: Function (*dropped, **changes) that returns a new codec with the same keywords,
             except for these (GradientCompressor._again).
-
-    Attributes:
-        is_fitted: Whether a fit changes anything.
     """
-
-    adaptation: Adaptation
-    is_fitted = True
 
     def __init__(
         self,
@@ -79,7 +67,6 @@ class AdaptiveCodec(TableCodec):
         self.fit_magnitudes, self._own_settings = fit_magnitudes, own_settings
         self._again = again
         self._statistic = STATISTICS[adaptation.statistics](adaptation.samples)
-        self._share = 0.0  # Coverage.share of the last fit; 0 if it failed
 
     @property
     def has_book(self) -> bool:
@@ -103,9 +90,7 @@ class AdaptiveCodec(TableCodec):
         """See ``level_scheme.LevelScheme.fit``."""
         buckets = buckets_of(gradients, self.settings, self.leaves_zeros_out)
         statistic = STATISTICS[self.adaptation.statistics](len(buckets))
-        usable = self._usable(buckets)
-        if not usable.buckets:
-            raise ValueError("gradients: no bucket is finite and different from zero")
+        usable = self._usable_in(buckets)
         collected = [statistic.collect(usable.buckets, usable.norms, usable.weights)]
         distribution = statistic.pool(collected, self.adaptation.normalized)
         if self.is_fitted:
@@ -141,23 +126,15 @@ class AdaptiveCodec(TableCodec):
         head = np.sum([own[:HEAD] for own in steps], axis=0)
         return np.concatenate([head, self._statistic.joined([own[HEAD:] for own in steps])])
 
-    def has_more(self, collected: Sequence[np.ndarray]) -> bool:
-        """Return whether these statistics contain notably more than those of the last fit."""
-        return Coverage.of(collected).has_grown(self._share)
-
     def refit(
         self,
         collected: Sequence[np.ndarray],
         seen: Callable[[Distribution], Distribution] = lambda law: law,
     ) -> np.ndarray:
-        """Return the update that rank 0 broadcasts, computed from all ranks' statistics.
+        """Return the update that rank 0 broadcasts, computed from ``collect`` of all ranks.
 
         Hostile statistics keep the old table; no exception is raised in the middle of a step.
-
-        Args:
-            collected: Results of ``collect``, one per rank.
-            seen: Function that converts the ranks' law of coordinates to the law that this codec
-                quantises.
+        ``seen`` converts the ranks' law of coordinates to the law that this codec quantises.
 
         Returns:
             float64 [complete, fitted, expected variance before, after, share of coordinates fitted
@@ -183,12 +160,8 @@ class AdaptiveCodec(TableCodec):
     def refit_second(
         self, collected: Sequence[np.ndarray], first: AdaptiveCodec, update: np.ndarray | None
     ) -> np.ndarray:
-        """Return the update of a codec of averages.
-
-        Args:
-            collected: Statistics of the first stage's codec.
-            first: That codec.
-            update: The update that it will apply, or None.
+        """Return the update of a codec of averages of ``first``, which will apply ``update``, or
+        None.
         """
         size = first.table.magnitudes.size
         magnitudes = first.table.magnitudes if update is None else update[OUTCOME:][:size]
@@ -236,11 +209,6 @@ class AdaptiveCodec(TableCodec):
             probabilities = symbol_probabilities(magnitudes, of_coordinates, symmetric)
         return LevelTable(bits, symmetric, magnitudes, probabilities=probabilities)
 
-    def _usable(self, buckets: Sequence[torch.Tensor]) -> Usable:
-        """Return the usable buckets, clipped if the settings say so."""
-        weights, without_zeros = weights_of(buckets), self.leaves_zeros_out
-        return Usable.among(buckets, weights, self.norm, self._clipped, without_zeros)
-
     def load_tables_from(self, old: AdaptiveCodec, keep: bool) -> None:
         super().load_tables_from(old, keep)
         # A table that is not fitted may depend on the bucket size, which may have changed.
@@ -259,15 +227,15 @@ class AdaptiveCodec(TableCodec):
         share = {"share": self._share} if self._share else {}
         return super().tables_state() | own | share
 
-    def check_tables(self, state: Mapping[str, Any]) -> None:
-        self._table_of(state)
-        share_in(state)
-        super().check_tables(state)
-
-    def load_tables(self, state: Mapping[str, Any]) -> None:
+    def tables_in(self, state: Mapping[str, Any]) -> Callable[[], None]:
         table, share = self._table_of(state), share_in(state)
-        super().load_tables(state)
-        self._table, self._share = table, share
+        load_second = super().tables_in(state)
+
+        def load() -> None:
+            load_second()
+            self._table, self._share = table, share
+
+        return load
 
     def _table_of(self, state: Mapping[str, Any]) -> LevelTable:
         table = LevelTable.from_state_dict(states.entry(state, "table"))
@@ -346,10 +314,7 @@ def _same_magnitudes(law: Distribution, table: LevelTable) -> np.ndarray:
 
 
 def _numbers(table: LevelTable, has_book: bool) -> list[np.ndarray]:
-    """Return what is broadcast of a table.
-
-    Probabilities that do not exist are zeros; the update then says that nothing was fitted.
-    """
+    """Return what is broadcast of a table. Probabilities that do not exist are zeros."""
     if not has_book:
         return [table.magnitudes]
     none = np.zeros(2 * table.magnitudes.size - (0 if table.symmetric else 1))

@@ -25,7 +25,7 @@ class Codec(Quantizer):
 
     Attributes:
         payloads: What encodes and decodes payloads of this quantiser.
-        adaptation: How the codec is fitted to gradients (adapt/adaptation.py); None if it never is.
+        adaptation: How the codec is fitted to gradients (adapt/statistics.py); None if it never is.
     """
 
     # Codec of QSGD, which encodes averages unless second_codec is overridden; qsgd.py sets it.
@@ -81,17 +81,18 @@ class Codec(Quantizer):
         codec: Any = self.second.codec
         return {"second_stage": {"bits": self.second.bits, "codec": state_of(codec)}}
 
-    def check_tables(self, state: Mapping[str, Any]) -> None:
-        """Raise ValueError unless ``load_tables`` can load ``state``."""
-        self._loaded_second(state)
-
-    def load_tables(self, state: Mapping[str, Any]) -> None:
-        """Load what ``tables_state`` returned.
+    def tables_in(self, state: Mapping[str, Any]) -> Callable[[], None]:
+        """Return a function that loads what ``tables_state`` returned.
 
         Raises:
-            ValueError: The state is incomplete or does not fit; nothing has changed.
+            ValueError: The state is incomplete or does not fit.
         """
-        self.second = self._loaded_second(state)
+        second = self._loaded_second(state)
+
+        def load() -> None:
+            self.second = second
+
+        return load
 
     def _loaded_second(self, state: Mapping[str, Any]) -> SecondStage | None:
         """Return the second stage of a state; it is kept if ranks still need its bits."""
@@ -120,7 +121,7 @@ def load_state(codec: Codec, state: Any) -> None:
         states.whole(state, entry)
     if codec.adaptation is not None:
         UpdateSchedule.checked(states.entry(state, "schedule"))
-    codec.load_tables(state)
+    codec.tables_in(state)()
 
 
 def check_scheme(state: Any, name: str) -> None:

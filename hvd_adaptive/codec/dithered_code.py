@@ -1,11 +1,14 @@
-"""Build a step and its code books, and find the step that spends a given number of bits."""
+"""Build a step and its code books, find the step that spends a number of bits, and control the
+rate.
+"""
 
 from __future__ import annotations
 
 import functools
+import math
 import zlib
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -156,9 +159,8 @@ class DitheredCode:
 
 
 def ideal_delta(law: Distribution, unit: float, bits: float) -> float:
-    """Return the delta at which ideal codes spend ``bits``, by bisection in its logarithm.
-
-    If there is none, the result is the least or the largest delta.
+    """Return the delta at which ideal codes spend ``bits``, by bisection in its logarithm; if there
+    is none, the least or the largest delta.
     """
 
     low, high = np.log2(LEAST_DELTA), np.log2(MOST_DELTA)
@@ -175,9 +177,8 @@ def ideal_delta(law: Distribution, unit: float, bits: float) -> float:
 
 @functools.cache
 def gaussian_law() -> Histogram:
-    """Return the law of normal coordinates of root mean square 1/GAUSSIAN_UNIT.
-
-    It is used before the first fit.
+    """Return the law of normal coordinates of root mean square 1/GAUSSIAN_UNIT, for before the
+    first fit.
     """
     from scipy.special import erf  # slow to import, and only ECDQ needs it
 
@@ -191,9 +192,8 @@ GAUSSIAN_UNIT = 16.0
 
 @functools.lru_cache(maxsize=64)
 def gaussian_code(bits: float | None, delta: float | None) -> DitheredCode:
-    """Return the code for Gaussian buckets that spends ``bits``, or that has step ``delta``.
-
-    ``delta`` is used only if ``bits`` is None.
+    """Return the code for Gaussian buckets that spends ``bits``, or if that is None has step
+    ``delta``.
     """
     law = gaussian_law()
     if bits is not None:
@@ -222,3 +222,59 @@ def _ideal_bits_of(law: Distribution, unit: float, delta: float, most: int, of: 
 def _beyond(law: Distribution, unit: float, delta: float, most: Sequence[int]) -> Array:
     """Return P(abs(q) > most) for each ``most``."""
     return dithered_tail(law, delta / unit, classes_of(delta), most).mean(axis=0)
+
+
+# Largest correction until the next update, as a share of the budget.
+LARGEST_CORRECTION = 0.1
+LEAST_RATIO, MOST_RATIO = 0.25, 4.0
+
+
+@dataclass(frozen=True)
+class RateControl:
+    """Bits that all ranks have sent so far, and the error of the rate's model.
+
+    Each update makes two corrections. First, the model covers neither headers nor zero buckets, and
+    is fitted to old samples. ``ratio`` is the ratio of measured to modelled bits of the steps since
+    the last update, averaged with the previous ratio; the model is evaluated halfway between the
+    laws at both ends. Second, the accumulated excess or deficit is compensated over as many
+    coordinates as have been sent, so the average approaches the budget as 1/coordinates**2.
+
+    Attributes:
+        budget: Bits per coordinate.
+        ratio: Ratio of measured to modelled bits.
+        bits: Bits sent since the beginning, over all ranks.
+        coordinates: Coordinates sent since the beginning, over all ranks.
+    """
+
+    budget: float
+    ratio: float = 1.0
+    bits: float = 0.0
+    coordinates: float = 0.0
+
+    @property
+    def average(self) -> float:
+        """Return the bits per coordinate so far, or the budget if nothing has been sent."""
+        return self.bits / self.coordinates if self.coordinates else self.budget
+
+    @property
+    def aim(self) -> float:
+        """Return the modelled bits per coordinate that the next code should spend."""
+        most = LARGEST_CORRECTION * self.budget
+        excess = min(max(self.average - self.budget, -most), most)
+        return (self.budget - excess) / self.ratio
+
+    def updated(self, bits: float, coordinates: float, modelled: float) -> RateControl:
+        """Return the control after ``bits`` for ``coordinates`` more were sent; the model predicted
+        ``modelled`` bits per coordinate.
+        """
+        if not (coordinates > 0 and bits >= 0 and math.isfinite(bits + coordinates)):
+            return self  # nothing was sent, or a rank reports invalid numbers
+        measured = bits / coordinates / modelled
+        first = self.coordinates == 0
+        ratio = measured if first else (self.ratio + measured) / 2
+        return replace(
+            self,
+            ratio=float(np.clip(ratio, LEAST_RATIO, MOST_RATIO)),
+            bits=self.bits + bits,
+            coordinates=self.coordinates + coordinates,
+        )

@@ -4,20 +4,17 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import torch
 
 from hvd_adaptive import kernels, states
-from hvd_adaptive.adapt.adaptation import Adaptation
 from hvd_adaptive.adapt.coverage import HEAD, Coverage, Usable, share_in
-from hvd_adaptive.adapt.statistics import histograms, weights_of
-from hvd_adaptive.codec.buckets import buckets_of
-from hvd_adaptive.codec.codec import Codec
-from hvd_adaptive.codec.dithered_code import LEAST_DELTA, DitheredCode, gaussian_code
-from hvd_adaptive.codec.rate_control import RateControl
+from hvd_adaptive.adapt.statistics import Adaptation, histograms
+from hvd_adaptive.codec.dithered_code import LEAST_DELTA, DitheredCode, RateControl, gaussian_code
+from hvd_adaptive.codec.fitted_codec import FittedCodec, buckets_of
 from hvd_adaptive.coding.payload import Payload, padded
 from hvd_adaptive.kernels import dithered
 from hvd_adaptive.kernels.constants import BINS
@@ -33,20 +30,13 @@ LEAST_CODED_BITS = 0.25
 LARGEST_UNIT = 256.0
 
 
-class DitheredCodec(Codec):
-    """Dithered quantisation with a fixed or an adapted step.
-
-    Args:
-        settings: Shared settings.
-        bits: Bits per coordinate, for which rate control adapts the step; or None.
-        delta: The step in root mean squares; None if ``bits`` is given.
-        adaptation: Samples and schedule of the fits.
+class DitheredCodec(FittedCodec):
+    """Dithered quantisation with a fixed step ``delta`` in root mean squares, or a step that rate
+    control adapts to ``bits`` per coordinate.
     """
 
     name = "ecdq"
     encodes_on_host = True
-    is_fitted = True
-    adaptation: Adaptation
 
     def __init__(
         self, settings: Settings, bits: float | None, delta: float | None, adaptation: Adaptation
@@ -69,7 +59,6 @@ class DitheredCodec(Codec):
         self._modelled = 0.0  # expected bits of the current code when it was fitted
         self._control = RateControl(bits or 0.0)
         self._sent = np.zeros(2)  # bits and coordinates of this rank since the last update
-        self._share = 0.0  # Coverage.share of the last fit; 0 after none
 
     @property
     def code(self) -> DitheredCode:
@@ -144,10 +133,9 @@ class DitheredCodec(Codec):
             self._sent += 8 * (header.length - full), header.coordinates - header.full
 
     def second_codec(self, bits: int) -> DitheredCodec:
-        """Return a codec for averages, with the step that takes ``bits`` for Gaussian buckets.
-
-        It needs no fit: its variance is the same for any law, and averages approach Gaussian laws
-        as ranks increase.
+        """Return a codec for averages, with the step that takes ``bits`` for Gaussian buckets. It
+        needs no fit: its variance is the same for any law, and averages of more ranks approach
+        Gaussian laws.
         """
         variance = gaussian_code(float(bits), None).delta ** 2 / 12
         settings, delta = Settings(**self._for_averages()), math.sqrt(12 * variance)
@@ -165,18 +153,14 @@ class DitheredCodec(Codec):
 
     def fit(self, gradients: torch.Tensor | Sequence[torch.Tensor]) -> None:
         """See ``ecdq.ECDQ.fit``."""
-        usable = self._usable(buckets_of(gradients, self.settings))
-        if not usable.buckets:
-            raise ValueError("gradients: no bucket is finite and different from zero")
+        usable = self._usable_in(buckets_of(gradients, self.settings))
         law, coverage = _law(self._counts(usable)), Coverage.of([usable.head])
         self._fitted, self._modelled = self._code_for(law, coverage, self._control)
         self._version += 1
 
     def collect(self, buckets: Sequence[torch.Tensor]) -> np.ndarray:
-        """Return the statistics of sampled buckets, float64.
-
-        They are [head of ``coverage.Usable``, bits sent, coordinates sent, counts of abs(v_i)/(unit
-        ρ)...].
+        """Return the statistics of sampled buckets, float64: [head of ``coverage.Usable``, bits
+        sent, coordinates sent, counts of abs(v_i)/(unit ρ)...].
         """
         usable = self._usable(buckets)
         return np.concatenate([usable.head, self._sent, self._counts(usable)])
@@ -186,10 +170,6 @@ class DitheredCodec(Codec):
         total = np.sum(steps, axis=0)
         total[HEAD : HEAD + 2] = steps[-1][HEAD : HEAD + 2]
         return total
-
-    def has_more(self, collected: Sequence[np.ndarray]) -> bool:
-        """Return whether these statistics contain notably more than those of the last fit."""
-        return Coverage.of(collected).has_grown(self._share)
 
     def refit(self, collected: Sequence[np.ndarray]) -> np.ndarray:
         """Return the update that rank 0 broadcasts, computed from all ranks' statistics.
@@ -280,16 +260,8 @@ class DitheredCodec(Codec):
         now = self._bits(self.code, law, coverage)
         return self._control.updated(bits, coordinates, (now + (self._modelled or now)) / 2)
 
-    def _usable(self, buckets: Sequence[torch.Tensor]) -> Usable:
-        """Return the usable buckets, clipped if the settings say so."""
-        weights, without_zeros = weights_of(buckets), self.leaves_zeros_out
-        return Usable.among(buckets, weights, "l2", self._clipped, without_zeros)
-
     def _counts(self, usable: Usable) -> np.ndarray:
-        """Return weighted counts of abs(v_i)/(unit ρ) over all buckets, float64 (BINS + 2,).
-
-        ρ is a bucket's root mean square.
-        """
+        """Return weighted counts of abs(v_i)/(unit ρ), float64 (BINS + 2,); ρ is a bucket's RMS."""
         total, pairs = np.zeros(BINS + 2), zip(usable.buckets, usable.norms, strict=True)
         scales = [norm / math.sqrt(bucket.numel()) * self._unit for bucket, norm in pairs]
         of_buckets = histograms(usable.buckets, scales)
@@ -320,42 +292,31 @@ class DitheredCodec(Codec):
             "share": self._share,
         }
 
-    def check_tables(self, state: Mapping[str, Any]) -> None:
-        _Saved(self, state)
-        super().check_tables(state)
-
-    def load_tables(self, state: Mapping[str, Any]) -> None:
-        saved = _Saved(self, state)
-        super().load_tables(state)
-        self._fitted, self._version, self._modelled = saved.code, saved.version, saved.rate[0]
-        self._control = RateControl(self.bits or 0.0, *saved.rate[1:])
-        self._sent, self._share = np.array(saved.sent), saved.share
-
-    def check_code(self, code: DitheredCode) -> None:
-        """Raise ValueError if ``code``, which is from a state, is not one of this codec."""
-        if self._delta is not None and code.delta != self._delta:
-            raise ValueError(
-                f"state: δ={code.delta} does not fit relative_variance={self._delta**2 / 12}"
-            )
-
-
-class _Saved:
-    """The entries of a state; the constructor raises ValueError if one is wrong."""
-
-    def __init__(self, codec: DitheredCodec, state: Mapping[str, Any]) -> None:
-        of_code = states.numbers(state, "code")
-        self.code: DitheredCode | None = None
+    def tables_in(self, state: Mapping[str, Any]) -> Callable[[], None]:
+        of_code, code = states.numbers(state, "code"), None
         if of_code.size:
             try:
-                self.code = DitheredCode.from_numbers(of_code)
+                code = DitheredCode.from_numbers(of_code)
             except ValueError as error:
                 raise ValueError(f"state: code: {error}") from None
-            codec.check_code(self.code)
-        self.version = states.whole(state, "version", 0, states.MOST_VERSION)
-        self.rate, self.sent = _counts_of(state, "rate", 4), _counts_of(state, "sent", 2)
-        if not self.rate[1]:
-            raise ValueError(f"state: the second number of rate must be above 0, not {self.rate}")
-        self.share = share_in(state)
+            if self._delta is not None and code.delta != self._delta:
+                raise ValueError(
+                    f"state: δ={code.delta} does not fit relative_variance={self._delta**2 / 12}"
+                )
+        version = states.whole(state, "version", 0, states.MOST_VERSION)
+        rate, sent = _counts_of(state, "rate", 4), _counts_of(state, "sent", 2)
+        if not rate[1]:
+            raise ValueError(f"state: the second number of rate must be above 0, not {rate}")
+        share, load_second = share_in(state), super().tables_in(state)
+
+        def load() -> None:
+            load_second()
+            self._fitted, self._version, self._share = code, version, share
+            self._modelled, *of_control = rate
+            self._control = RateControl(self.bits or 0.0, *of_control)
+            self._sent = np.array(sent)
+
+        return load
 
 
 def _counts_of(state: Mapping[str, Any], entry: str, count: int) -> list[float]:

@@ -12,10 +12,10 @@ from hvd_adaptive.base.device import HostCopy
 from hvd_adaptive.base.errors import PayloadError
 from hvd_adaptive.codec.quantizer import Quantizer
 from hvd_adaptive.coding.header import SIZE, Frame, Header, body_seed
-from hvd_adaptive.coding.owned_buffer import OwnedBuffer
 from hvd_adaptive.coding.payload import (
     Arrived,
     Encoded,
+    OwnedBuffer,
     Payload,
     checksums,
     compare_checksums,
@@ -53,7 +53,6 @@ class Form:
     """What all payloads of a quantiser, with its current table, of one frame have in common.
 
     Attributes:
-        quantizer: The quantiser.
         header: Their header, without key and checksum: that of a payload that leaves no zeros out,
             whose body is not coded and, if its length varies, has the most bytes.
         body: Bytes of that body.
@@ -99,13 +98,8 @@ class Form:
     def encode(
         self, values: torch.Tensor, full: torch.Tensor, key: int, memory: OwnedBuffer | None
     ) -> Encoded:
-        """Return a payload.
-
-        Args:
-            values: Coordinates that are quantised, float32.
-            full: Coordinates in full precision.
-            key: Names the random numbers.
-            memory: See ``Payloads.encode``.
+        """Return a payload of ``values``, float32, which are quantised, and of coordinates in
+        ``full`` precision; for ``memory`` see ``Payloads.encode``.
         """
         quantizer, header, size = self.quantizer, self.header._replace(key=key), self.body
         zeros = Zeros.of(values) if self.leaves_zeros_out else None
@@ -178,15 +172,8 @@ class Form:
         return opened(data, header, body_length(self.quantizer, header, inside), runs)
 
     def arrived(self, head: bytes, own: Payload, rank: int) -> Arrived:
-        """Return a payload with the header that ``rank`` sent.
-
-        Args:
-            head: The payload's first bytes.
-            own: The payload with the header that it must have, without a checksum.
-            rank: The rank.
-
-        Raises:
-            PayloadError: It has another header.
+        """Return a payload with the header that ``rank`` sent, whose first bytes are ``head``, or
+        raise PayloadError. ``own`` has the header that it must have, without a checksum.
         """
         found = Header.unpack(head, own.header.length)
         if found._replace(checksum=0) == own.header:
@@ -196,9 +183,8 @@ class Form:
         raise PayloadError(_difference(self.quantizer, found, own.header, own.header.coding))
 
     def open_all(self, received: Sequence[Received]) -> tuple[list[Payload], HostCopy | None]:
-        """Return what ``open`` returns, and checksums that a GPU computes.
-
-        The caller compares these (``compare_checksums``). On the CPU they are compared here.
+        """Return what ``open`` returns, and checksums that a GPU computes, for
+        ``compare_checksums``. On the CPU they are compared here.
         """
         payloads = list(map(self.open, received))
         if not self.quantizer.settings.tuning.checksum:
@@ -211,15 +197,8 @@ class Form:
 
 
 def body_length(quantizer: Quantizer, header: Header, quantized: int) -> int:
-    """Return the bytes of a payload's body, with its padding if the length varies.
-
-    Args:
-        quantizer: The quantiser.
-        header: The payload's.
-        quantized: Number of coordinates in the body.
-
-    Raises:
-        PayloadError: No body of this number of coordinates has this length.
+    """Return the bytes of the body of ``quantized`` coordinates in a payload with this header, with
+    its padding if the length varies; raise PayloadError if no such body has this length.
     """
     if header.coding == "fixed":
         most, least = quantizer.body_bytes(quantized), quantizer.least_body_bytes(quantized)

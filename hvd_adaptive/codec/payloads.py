@@ -11,9 +11,9 @@ from hvd_adaptive.base.finite import narrowed, wide_of
 from hvd_adaptive.codec.form import Form, Received
 from hvd_adaptive.codec.quantizer import Quantizer
 from hvd_adaptive.coding.header import SIZE, Frame, Header
-from hvd_adaptive.coding.owned_buffer import OwnedBuffer
 from hvd_adaptive.coding.payload import (
     Encoded,
+    OwnedBuffer,
     Payload,
     checksums,
     compare_checksums,
@@ -28,9 +28,6 @@ MOST_FORMS = 1024
 class Payloads:
     """Encode and decode payloads of one quantiser: header, checksum, lossless coder, zeros that are
     left out, coordinates in full precision, and copies of tensors that are encoded on the host.
-
-    Args:
-        quantizer: The quantiser.
     """
 
     def __init__(self, quantizer: Quantizer) -> None:
@@ -39,10 +36,8 @@ class Payloads:
         self._forms: tuple[tuple[int, int, int], dict[Frame, Form]] = (0, 0, 0), {}
 
     def form(self, frame: Header | Frame) -> Form:
-        """Return what payloads of a frame have in common.
-
-        Args:
-            frame: Numbers of coordinates, dtype and layout.
+        """Return what payloads of a frame (numbers of coordinates, dtype and layout) have in
+        common.
         """
         own = Frame(frame.coordinates, frame.full, frame.dtype, frame.layout)
         state = self.quantizer.table_state
@@ -56,9 +51,8 @@ class Payloads:
     # Lengths and devices --------------------------------------------------------------------------
 
     def length(self, quantized: int, full: int, dtype: torch.dtype) -> int:
-        """Return the bytes of a payload without zeros; the most if its body varies or is coded.
-
-        quantized, full: Numbers of coordinates, quantised and in full precision, of ``dtype``.
+        """Return the bytes of a payload of ``quantized`` and ``full`` coordinates, without zeros;
+        the most if its body varies or is coded.
         """
         body = self.quantizer.body_bytes(quantized)
         return payload_bytes(body, full * dtype.itemsize)
@@ -73,11 +67,7 @@ class Payloads:
         return self.quantizer.encodes_on_host and device.type != "cpu"
 
     def check_device(self, device: torch.device) -> None:
-        """Warn if encoding tensors on ``device`` is slow.
-
-        Raises:
-            ValueError: They cannot be encoded with these settings.
-        """
+        """Warn if encoding tensors on ``device`` is slow; raise ValueError if it is impossible."""
         if device.type == "cpu":
             return
         coding = self.quantizer.settings.coding
@@ -171,9 +161,8 @@ class Payloads:
         values: torch.Tensor,
         full: torch.Tensor,
     ) -> None:
-        """Write the two sections of ``sum_wide`` to given memory of its dtype.
-
-        The contents of that memory are undefined if PayloadError is raised.
+        """Write the two sections of ``sum_wide`` to given memory of its dtype, whose contents are
+        undefined if PayloadError is raised.
         """
         payloads, found = self.form(expected).open_all(received)
         self._sum_sections(payloads, factor, values, full)
@@ -191,13 +180,8 @@ class Payloads:
     ) -> Callable[[], None]:
         """Do as ``sum_into`` with payloads whose headers are known; never wait for a GPU.
 
-        Args:
-            received: Payloads of ranks that have compared their settings.
-            form: Their form, of bodies whose length does not vary.
-            keys: Their keys.
-            factor: Scale of the sum.
-            values: See ``sum_into``.
-            full: See ``sum_into``.
+        ``received`` are payloads of ranks that have compared their settings, ``form`` is that of
+        all, of bodies whose length does not vary.
 
         Returns:
             A function that waits and raises PayloadError if a payload is another one, or corrupt.
@@ -230,14 +214,9 @@ class Payloads:
     ) -> None:
         """Set ``out`` (float32, 1-D) to factor * (out + the payloads' values, added in order).
 
-        Coded bodies are expanded one at a time, so that memory does not grow with the ranks.
-
-        Args:
-            opened: Payloads with checked headers.
-            factor: Scale of the sum.
-            out: Result, in place.
-            add: If False, the contents of ``out`` are ignored and count as zeros.
-            own: The payloads are of quantisers with these settings and this seed.
+        Coded bodies are expanded one at a time, so that memory does not grow with the ranks. If not
+        ``add``, the contents of ``out`` count as zeros. The payloads are ``own`` if they are of
+        quantisers with these settings and this seed.
         """
         if not out.is_cpu and self.is_on_host(out.device):
             copy = out.cpu() if add else torch.empty(out.shape, dtype=out.dtype, device="cpu")
@@ -322,16 +301,12 @@ class Payloads:
         return zeros.put(others, torch.empty_like(flat))
 
     def squared_errors(self, flat: torch.Tensor, key: int) -> torch.Tensor:
-        """Return the squared error and the squared L2 norm of each bucket.
+        """Return the squared error and the squared L2 norm of each bucket of ``flat``, float64
+        (buckets, 2).
 
-        Args:
-            flat: Coordinates, float32.
-            key: Names the random numbers.
-
-        Returns:
-            float64 (buckets, 2). The error is the expected one if the quantiser ``knows_errors``,
-            else that of one draw. Of coordinates whose zeros are kept it is always that of one
-            draw, because the buckets of payloads are others.
+        The error is the expected one if the quantiser ``knows_errors``, else that of one draw by
+        ``key``. Of coordinates whose zeros are kept it is always that of one draw, because the
+        buckets of payloads are others.
         """
         if self.quantizer.knows_errors and self.zeros_of(flat) is None:
             return self.quantizer.expected_errors(flat)

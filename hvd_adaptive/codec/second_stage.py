@@ -72,7 +72,8 @@ _looked_at: set[tuple[str, int]] = set()
 @dataclass(frozen=True)
 class SecondStage:
     """How averages of ``ranks`` ranks are sent: by ``codec``, or in full precision if ``bits`` is
-    32."""
+    32.
+    """
 
     ranks: int
     bits: int
@@ -131,9 +132,8 @@ def _choose(codec: Quantizer, ranks: int) -> int:
 
 
 def warn_of_averages(codec: Quantizer, ranks: int, nodes: bool = False) -> None:
-    """Warn once if the default bits add a notable error. One rank calls this for all.
-
-    nodes: whether the averages are of ``ranks`` nodes.
+    """Warn once if the default bits add a notable error to averages of ``ranks`` ranks, or nodes.
+    One rank calls this for all.
     """
     known = repr(codec), ranks
     if codec.settings.second_stage_bits is not None or known in _looked_at:
@@ -232,10 +232,8 @@ def _gamma(codec: Quantizer, v: torch.Tensor, first: int) -> float:
 
 @functools.lru_cache(maxsize=4)
 def references(bucket_size: int) -> list[torch.Tensor]:
-    """Return normal and Laplacian coordinates (float32, variance 1).
-
-    They are shuffled quantiles at equal steps: whole small buckets, or one large bucket, cut to
-    65,536 coordinates.
+    """Return normal and Laplacian coordinates (float32, variance 1): shuffled quantiles at equal
+    steps, of whole small buckets or one large bucket, cut to 65,536 coordinates.
     """
     size = 1 << (max(1, bucket_size) - 1).bit_length()
     size = min(max(size, LEAST_COORDINATES), MOST_COORDINATES)

@@ -20,17 +20,11 @@ from hvd_adaptive.settings import Settings
 
 
 class TableCodec(Codec):
-    """Codec that quantises buckets by their norm and one table of levels.
+    """Codec that quantises buckets by their norm ("l2" or "linf") and one table of levels.
 
     The body holds one float32 scale for each bucket, then the codes' 32-bit words
     (kernels/packing.py). If ``coding`` names a coder and its stream (coding/coder.py) is shorter,
     the stream replaces the words.
-
-    Args:
-        name: Name of the scheme, in payloads and states.
-        settings: Shared settings.
-        norm: "l2" or "linf".
-        table: First table.
     """
 
     codings = ("fixed", *CODERS)
@@ -78,9 +72,8 @@ class TableCodec(Codec):
 
     @property
     def coder(self) -> Coder | None:
-        """Return the coder of ``coding`` for the current table, or None.
-
-        It is None if ``coding`` is "fixed", or if the coder needs a first fit.
+        """Return the coder of ``coding`` for the current table; None for "fixed", or before a first
+        fit.
         """
         if self._coder[0] is not self._table and self.settings.coding in CODERS:
             packing, size = self._table.kernel.packing, self.settings.bucket_size

@@ -35,6 +35,7 @@ from hvd_adaptive.kernels.threads import mapped
 # Target number of coordinates of a segment; the actual number is at most twice this. A segment fits
 # in the second-level cache, and the 32 bits of its offset are negligible.
 SEGMENT = 1 << 16
+PADDING = 7  # most bytes after a stream
 
 
 def segment_size(packing: Packing, bucket_size: int) -> int:
@@ -165,7 +166,7 @@ class Coder(ABC):
             PayloadError: The stream is invalid.
         """
         data = stream.cpu().numpy()
-        ends = self._ends(data, coordinates, padding=7)
+        ends = self._ends(data, coordinates)
         words = self.packing.words(coordinates)
         out = torch.empty(words, dtype=torch.int32, device="cpu")
         pack = kernels.on_host("codes").pack
@@ -173,7 +174,7 @@ class Coder(ABC):
         def fill(group: range) -> None:
             rows = self._decoded(data, ends, coordinates, group)
             for index, codes in zip(group, rows, strict=True):
-                own = out[self._words(index * self.segment) :]
+                own = out[self.packing.words(index * self.segment) :]
                 pack(torch.from_numpy(codes), self.packing, own)
 
         groups = self._groups(coordinates)
@@ -188,10 +189,6 @@ class Coder(ABC):
         """Return the coordinates of a segment."""
         return min(self.segment, coordinates - index * self.segment)
 
-    def _words(self, coordinates: int) -> int:
-        """Return the index of the first word of the segment that begins with this coordinate."""
-        return self.packing.words(coordinates)
-
     def _groups(self, coordinates: int) -> list[range]:
         """Return groups of one or two segments of equal size; a thread processes one group."""
         whole, count = coordinates // self.segment, self._segments(coordinates)
@@ -205,7 +202,7 @@ class Coder(ABC):
         outs = np.empty((len(group), self.most_bytes(count)), np.uint8)
         unpack = kernels.on_host("codes").unpack
         for index, row in zip(group, codes, strict=True):
-            own = words[self._words(index * self.segment) :]
+            own = words[self.packing.words(index * self.segment) :]
             unpack(own, self.packing, torch.from_numpy(row))
         sizes = self.encode_segments(codes, outs)
         return [out[:size] for out, size in zip(outs, sizes, strict=True)]
@@ -223,14 +220,14 @@ class Coder(ABC):
                 raise PayloadError(f"payload's {self.name} stream is corrupt in segment {index}")
         return codes
 
-    def _ends(self, data: np.ndarray, coordinates: int, padding: int) -> np.ndarray:
+    def _ends(self, data: np.ndarray, coordinates: int) -> np.ndarray:
         """Return the segments' ends (int64), checked to ascend up to the end of the data."""
         count = self._segments(coordinates)
         if data.size < 4 * count:
             raise PayloadError(f"payload's {self.name} stream of {data.size} bytes is too short")
         ends = data[: 4 * count].view("<u4").astype(np.int64)
         rest = data.size - 4 * count - (int(ends[-1]) if count else 0)
-        if not 0 <= rest <= padding or np.any(np.diff(ends) <= 0) or np.any(ends[:1] <= 0):
+        if not 0 <= rest <= PADDING or np.any(np.diff(ends) <= 0) or np.any(ends[:1] <= 0):
             raise PayloadError(f"payload's {self.name} stream has impossible offsets")
         if np.any(data[data.size - rest :]):
             raise PayloadError(f"payload's {self.name} stream is followed by bytes that are not 0")

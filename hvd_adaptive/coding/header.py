@@ -68,12 +68,8 @@ class Header(NamedTuple):
 
     @classmethod
     def unpack(cls, data: bytes, available: int) -> Header:
-        """Read a header from the first bytes of a payload of ``available`` bytes.
-
-        The caller must compare the checksum of the whole payload.
-
-        Raises:
-            PayloadError: The header is short, foreign or inconsistent.
+        """Read a header from the first bytes of a payload of ``available`` bytes, whose checksum
+        the caller compares; raise PayloadError if it is short, foreign or inconsistent.
         """
         if len(data) < SIZE:
             raise PayloadError(f"payload of {available} bytes is shorter than its header of {SIZE}")

@@ -15,7 +15,6 @@ from hvd_adaptive import kernels
 from hvd_adaptive.base.device import HostCopy, stacked
 from hvd_adaptive.base.errors import PayloadError
 from hvd_adaptive.coding.header import SIZE, Header, body_seed
-from hvd_adaptive.coding.owned_buffer import OwnedBuffer
 from hvd_adaptive.kernels.zeros import Runs
 
 
@@ -24,15 +23,53 @@ def padded(size: int) -> int:
     return -(-size // 8) * 8
 
 
+class OwnedBuffer:
+    """Bytes (uint8, 1-D) that a collective may read while it is in progress.
+
+    Meanwhile the next groups are gathered, encoded and decoded. Therefore a collective accepts no
+    tensor, which may be a view of a gradient or of memory that the next group reuses. An object of
+    this type always owns its memory. ``OwnedBuffer(size)`` allocates memory, which the caller fills
+    before it is sent. ``copy_of`` copies a tensor that others may write to.
+    """
+
+    __slots__ = ("bytes", "size")
+
+    def __init__(self, size: int, device: torch.device | None = None) -> None:
+        self.bytes = torch.empty(size, dtype=torch.uint8, device=device or "cpu")
+        self.size = size
+
+    @classmethod
+    def copy_of(cls, tensor: torch.Tensor, device: torch.device | None = None) -> OwnedBuffer:
+        """Return a copy of a tensor of any dtype, on the same or another device."""
+        data = tensor.detach().reshape(-1).view(torch.uint8)
+        return cls._around(data.to(device or data.device, copy=True))
+
+    def part(self, begin: int, end: int | None = None) -> OwnedBuffer:
+        """Return bytes ``begin`` to ``end`` of the same memory."""
+        return self._around(self.bytes[begin:end])
+
+    @classmethod
+    def _around(cls, data: torch.Tensor) -> OwnedBuffer:
+        made = cls.__new__(cls)
+        made.bytes, made.size = data, data.numel()
+        return made
+
+
+def check_owned(name: str, *parts: object) -> None:
+    """Raise TypeError if one of ``parts`` is not an OwnedBuffer, and so may be borrowed memory."""
+    for part in parts:
+        if not isinstance(part, OwnedBuffer):
+            raise TypeError(
+                f"{name}: a collective sends an OwnedBuffer only, not {type(part).__name__}; "
+                "OwnedBuffer.copy_of copies a tensor that may change"
+            )
+
+
 @dataclass(frozen=True)
 class Payload:
-    """Payload and a view of its body.
+    """A payload (uint8, 1-D) with its header, and a view of its body, the scheme's own section.
 
-    Attributes:
-        header: The header.
-        bytes: uint8, 1-D, the whole payload.
-        body: uint8, the scheme's own section.
-        runs: Numbers with which ``zeros`` begins; None if that is empty.
+    ``runs`` are the numbers with which ``zeros`` begins; None if that is empty.
     """
 
     header: Header
@@ -61,11 +98,7 @@ class Payload:
 
 @dataclass(frozen=True)
 class Encoded(Payload):
-    """Payload that was encoded by this rank and may be sent.
-
-    Attributes:
-        memory: The memory that holds exactly the payload's bytes.
-    """
+    """Payload that was encoded by this rank and may be sent: ``memory`` holds exactly its bytes."""
 
     memory: OwnedBuffer = field(kw_only=True)
 
@@ -129,10 +162,8 @@ def arrived(payloads: Sequence[torch.Tensor]) -> list[Arrived]:
 class Row:
     """Payloads of the ranks as received: each in its own tensor, or end to end in one.
 
-    Args:
-        received: One tensor for each rank, or one tensor for all.
-        guesses: Offsets in that one tensor at which payloads may begin. On CUDA the headers at
-            these offsets are read in one copy, any others in one copy each.
+    ``guesses`` are offsets in that one tensor at which payloads may begin. On CUDA the headers at
+    these offsets are read in one copy, any others in one copy each.
     """
 
     def __init__(self, received: Sequence[torch.Tensor], guesses: Iterable[int] = ()) -> None:
@@ -146,14 +177,9 @@ class Row:
                 self._known = dict(zip(places, heads, strict=True))
 
     def take(self, rank: int, check: Callable[[int, bytes], None] | None = None) -> Arrived:
-        """Return the next payload, which is that of ``rank``.
-
-        Args:
-            rank: The rank.
-            check: Called with the rank and its first bytes, before these are read as a header.
-
-        Raises:
-            PayloadError: The payload cannot be read.
+        """Return the next payload, which is that of ``rank``; raise PayloadError if it cannot be
+        read. ``check`` is called with the rank and its first bytes, before these are read as a
+        header.
         """
         alone = len(self._received) > 1
         data, at = (self._received[rank], 0) if alone else (self._received[0], self._taken)

@@ -29,9 +29,8 @@ _HEAD = 16
 class Zeros:
     """Which coordinates of a vector are 0.0 or -0.0; there is at least one.
 
-    Attributes:
-        runs: Numbers of coordinates, zeros and runs.
-        mask: uint8, a bit for each coordinate, 1 if it is not zero.
+    ``runs`` has the numbers of coordinates, zeros and runs; ``mask`` (uint8) a bit for each
+    coordinate, 1 if it is not zero.
     """
 
     runs: Runs
@@ -48,10 +47,8 @@ class Zeros:
 
     @classmethod
     def read(cls, section: torch.Tensor, runs: Runs) -> Zeros:
-        """Return the zeros that a payload's section describes.
-
-        Raises:
-            PayloadError: The section cannot be read.
+        """Return the zeros that a payload's section describes; raise PayloadError if it cannot be
+        read.
         """
         mask = _kernels(section.device).read(section[_HEAD:], runs)
         if mask is None:
@@ -86,10 +83,8 @@ def most_section_bytes(coordinates: int) -> int:
 
 
 def runs_in(section: torch.Tensor, coordinates: int) -> Runs | None:
-    """Return the numbers with which a payload's section begins, or None if it is empty.
-
-    Raises:
-        PayloadError: There are no such sections of this number of coordinates.
+    """Return the numbers with which a payload's section begins, or None if it is empty; raise
+    PayloadError if there are no such sections of this number of coordinates.
     """
     if not section.numel():
         return None
@@ -102,10 +97,8 @@ def runs_in(section: torch.Tensor, coordinates: int) -> Runs | None:
 
 
 def alike(opened: Sequence[Payload]) -> Iterator[tuple[Sequence[Payload], Zeros | None]]:
-    """Yield neighbouring payloads with the same zeros, and these.
-
-    If not all payloads have the same zeros, each that has any is alone, so that sums over the
-    payloads have the same order in every coordinate.
+    """Yield neighbouring payloads with the same zeros, and these. If not all payloads have the same
+    zeros, each that has any is alone, so that sums have the same order in every coordinate.
     """
     first, rest = opened[0], opened[1:]
     if all(torch.equal(first.zeros, payload.zeros) for payload in rest):

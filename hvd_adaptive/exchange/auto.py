@@ -1,4 +1,4 @@
-"""Choose the fastest exchange for each group, by one measurement of all ranks.
+"""Choose the exchange: the one that is named, or the fastest for each group, by one measurement.
 
 In the first step, after the ranks have compared their settings, each candidate exchanges groups of
 two sizes, ``SIZES``, with the compressor's codec over the real network. The time of other sizes is
@@ -14,7 +14,6 @@ choice in the log.
 from __future__ import annotations
 
 import copy
-import itertools
 import logging
 import time
 from collections.abc import Iterable, Mapping, Sequence
@@ -27,8 +26,14 @@ from hvd_adaptive.base.device import wait_for
 from hvd_adaptive.base.errors import PayloadError
 from hvd_adaptive.base.streams import Use
 from hvd_adaptive.codec.second_stage import FULL_PRECISION, SecondStage, references
-from hvd_adaptive.exchange.allgather import AllgatherExchange
-from hvd_adaptive.exchange.exchange import Exchange, OwnSlice, RankInfo, Route
+from hvd_adaptive.exchange.exchange import (
+    AllgatherExchange,
+    Exchange,
+    OwnSlice,
+    RankInfo,
+    Route,
+    carry_out,
+)
 from hvd_adaptive.exchange.hierarchical import HierarchicalExchange
 from hvd_adaptive.exchange.parcel import Parcel, RandomStream
 from hvd_adaptive.exchange.scatter_reduce import ScatterReduceExchange
@@ -39,6 +44,7 @@ if TYPE_CHECKING:
     from hvd_adaptive.adapt.updates import Updates
     from hvd_adaptive.codec.codec import Codec
     from hvd_adaptive.layout import Group
+    from hvd_adaptive.settings import Settings
     from hvd_adaptive.transport.world import World
 
 logger = logging.getLogger("hvd_adaptive")
@@ -93,8 +99,7 @@ class Half(Plain):
     """The same scatter-reduce, with float32 sent as bfloat16.
 
     Horovod's own float16 overflows beyond 65,504 and loses gradients below 6e-8; bfloat16 has the
-    range of float32, and its rounding, at most 1/512 of a coordinate, is small beside any
-    quantiser's.
+    range of float32, and its rounding, at most 1/512, is small beside any quantiser's.
     """
 
     def _dtype(self, own: torch.dtype) -> torch.dtype:
@@ -240,12 +245,7 @@ class AutoExchange(Exchange):
 
 
 def measure(
-    exchange: Exchange,
-    world: World,
-    compressor: Codec,
-    size: int,
-    name: str,
-    device: torch.device,
+    exchange: Exchange, world: World, compressor: Codec, size: int, name: str, device: torch.device
 ) -> float:
     """Return this rank's least seconds for a group of ``size`` float32 coordinates.
 
@@ -266,18 +266,26 @@ def measure(
     for repeat in range(1 + REPEATS):
         wait_for(device)
         begin = time.perf_counter()
-        _carry_out(exchange.average(parcel, flat, flat), world, f"{name}.{size}.{repeat}")
+        carry_out(exchange.average(parcel, flat, flat), world, f"{name}.{size}.{repeat}")
         wait_for(device)
         seconds.append(time.perf_counter() - begin)
     return min(seconds[1:])
 
 
-def _carry_out(route: Route, world: World, name: str) -> None:
-    """Perform all stages of one group, and wait for each."""
-    request = next(route)
-    for stage in itertools.count():
-        received = request.receive(world, request.submit(world, f"{name}.{stage}"))
-        try:
-            request = route.send(received)
-        except StopIteration:
-            return
+# Most ranks that use allgather by default. A rank sends (ranks - 1) payloads in an allgather, and
+# about two payloads in a scatter-reduce, whatever the number of ranks.
+FEW_RANKS = 3
+
+EXCHANGES: dict[str, type[Exchange]] = {
+    "allgather": AllgatherExchange,
+    "scatter_reduce": ScatterReduceExchange,
+    "hierarchical": HierarchicalExchange,
+    "auto": AutoExchange,
+}
+
+
+def name_of_exchange(settings: Settings, ranks: int) -> str:
+    """Return the exchange of these settings. Without ``exchange=`` nothing is measured: runs
+    repeat.
+    """
+    return settings.exchange_name or ("allgather" if ranks <= FEW_RANKS else "scatter_reduce")

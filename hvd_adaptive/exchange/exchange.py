@@ -1,7 +1,8 @@
-"""Define Exchange, the base of all ways from ranks' payloads to averages."""
+"""Define Exchange, the base of all ways from ranks' payloads to averages, and the simplest way."""
 
 from __future__ import annotations
 
+import time
 from abc import ABC, abstractmethod
 from collections.abc import Generator, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -10,13 +11,15 @@ from typing import TYPE_CHECKING, NamedTuple
 import torch
 
 from hvd_adaptive.base.errors import PayloadError
+from hvd_adaptive.coding.payload import split
 from hvd_adaptive.exchange.parcel import Parcel
-from hvd_adaptive.transport.collectives import Collective
+from hvd_adaptive.transport.collectives import AllGather, Collective, copies_sent
 
 if TYPE_CHECKING:
     from hvd_adaptive.adapt.updates import Updates
     from hvd_adaptive.codec.codec import Codec
     from hvd_adaptive.layout import Group
+    from hvd_adaptive.monitor import StepMeter
     from hvd_adaptive.transport.world import World
 
 # Yields collectives, receives their results, and returns the group's average.
@@ -28,9 +31,8 @@ class FailedElsewhereError(PayloadError):
 
 
 class OwnSlice(NamedTuple):
-    """What a rank quantises of a group: coordinates ``begin`` to ``end`` of a mean.
-
-    members: The ranks whose mean it is, ascending. Each of them has a slice of the same mean.
+    """What a rank quantises of a group: coordinates ``begin`` to ``end`` of the mean of
+    ``members``, ascending ranks, each of which has a slice of the same mean.
     """
 
     members: Sequence[int]
@@ -40,13 +42,7 @@ class OwnSlice(NamedTuple):
 
 @dataclass(frozen=True)
 class RankInfo:
-    """Position of a rank.
-
-    Attributes:
-        ranks: Number of ranks.
-        rank: This rank.
-        nodes: The node of each rank, or () if unknown.
-    """
+    """Position of a rank; ``nodes`` holds the node of each rank, or () if unknown."""
 
     ranks: int
     rank: int
@@ -57,10 +53,7 @@ class Exchange(ABC):
     """A way to exchange groups between ranks, on one rank.
 
     It does not depend on Horovod: it yields collectives, so that the simulation of all ranks runs
-    the same code.
-
-    Attributes:
-        is_set_up: Whether ``set_up`` has been called or is not needed.
+    the same code. ``is_set_up`` says whether ``set_up`` has been called or is not needed.
     """
 
     is_set_up = True
@@ -73,13 +66,8 @@ class Exchange(ABC):
     ) -> None:
         """Detect or measure what the exchange depends on, together with the other ranks.
 
-        The ranks have compared their settings and layouts before.
-
-        Args:
-            world: The ranks.
-            compressor: The default part's codec.
-            name: Beginning of the names of collectives.
-            device: Device of the gradients.
+        The ranks have compared their settings and layouts before. ``compressor`` is the default
+        part's codec; ``name`` begins the names of collectives.
         """
 
     def log_choices(  # noqa: B027
@@ -88,21 +76,16 @@ class Exchange(ABC):
         """Log how each of a layout's groups is sent, if that is measured; after ``set_up``.
 
         Rank 0 warns if averages have an error that another setting avoids.
-
-        Args:
-            groups: The layout's groups.
-            codecs: The codec of each part.
         """
 
     def quantized(self, group: Group) -> int:
         """Return how many of a group's coordinates are quantised, the first ones; after ``set_up``.
-
         They are none if the exchange sends the group in full precision.
         """
         return group.quantized
 
     def parts_among(self, groups: Iterable[Group]) -> list[str]:
-        """Return labels of the parts that quantise anything in ``groups``, in order; or [""]."""
+        """Return labels of the parts that quantise anything in groups, in order; or [""]."""
         return list(dict.fromkeys(g.part for g in groups if self.quantized(g))) or [""]
 
     def prepare(self, updates: Updates, labels: Sequence[str], step: int) -> None:  # noqa: B027
@@ -118,9 +101,8 @@ class Exchange(ABC):
 
     @abstractmethod
     def in_flight_bytes(self, codec: Codec, quantized: int, full: int, dtype: torch.dtype) -> int:
-        """Return the most bytes that a group's exchange holds, the same on every rank.
-
-        The result is at least the size of each of its collectives.
+        """Return the most bytes that a group's exchange holds, the same on every rank, at least the
+        size of each of its collectives.
         """
 
     def working_bytes(self, codec: Codec, quantized: int, full: int) -> int:
@@ -128,9 +110,8 @@ class Exchange(ABC):
         return 0
 
     def stages(self, coordinates: int) -> int | None:
-        """Return the number of a group's collectives if it may go on before other groups start.
-
-        It is 1 or 2. None if the group must wait for groups that were launched before it.
+        """Return the number of a group's collectives, 1 or 2, if it may go on before other groups
+        start; None if it must wait for groups that were launched before it.
         """
         return None
 
@@ -158,3 +139,65 @@ class Exchange(ABC):
             PayloadError: A payload arrived corrupt, perhaps on this rank alone. It is raised after
                 the group's last collective, because other ranks wait for each of them.
         """
+
+
+class AllgatherExchange(Exchange):
+    """Send every rank's payload to every other rank, which decodes all: for few ranks."""
+
+    def in_flight_bytes(self, codec: Codec, quantized: int, full: int, dtype: torch.dtype) -> int:
+        # All ranks' payloads, and its own once more or, sent directly, for each of them.
+        copies = self.ranks + copies_sent(self.ranks)
+        return copies * codec.payloads.most_length(quantized, full, dtype)
+
+    def stages(self, coordinates: int) -> int:
+        return 1
+
+    def collectives(self, coordinates: int) -> int:
+        return 1
+
+    def average(self, parcel: Parcel, flat: torch.Tensor, values: torch.Tensor) -> Route:
+        """Average a group as ``Exchange.average`` says.
+
+        1. Encode the group.
+        2. Send the payload to all ranks.
+        3. Check that each rank's payload is of this group and step.
+        4. Decode all payloads, and add them in rank order.
+        """
+        begin = time.perf_counter()
+        payloads, key = parcel.codec.payloads, parcel.key(self.rank)
+        payload = payloads.encode(flat, parcel.quantized, key, parcel.layout, values)
+        parcel.encoded([payload], values, begin)
+        del flat, values
+
+        arrived = yield AllGather(payload.memory)
+
+        received = split(arrived, self.ranks)
+        for rank, of_rank in enumerate(received):
+            if not parcel.is_from(rank, of_rank.header.key):
+                raise PayloadError(f"rank {rank} sent a payload of another step or group")
+
+        begin = time.perf_counter()
+        out = parcel.empty_result()
+        frame = parcel.frame(parcel.quantized, parcel.full)
+        quantized, full = out[: parcel.quantized], out[parcel.quantized :]
+        payloads.sum_into(received, frame, parcel.factor, quantized, full)
+        result = parcel.narrowed(out, parcel.quantized, self.ranks)
+        parcel.spent("decode_s", begin)
+        return result
+
+
+def carry_out(
+    route: Route, world: World, name: str, meter: StepMeter | None = None, index: int = 0
+) -> torch.Tensor:
+    """Return a route's result; its collectives are performed one by one, and waited for."""
+    request, stage = next(route), 0
+    while True:
+        sent, begin = request.sent_bytes(world.rank, world.size), time.perf_counter()
+        handle = request.submit(world, f"{name}.stage{stage}")
+        received = request.waiting().receive(world, handle)
+        if meter is not None:
+            meter.add(index, wire_bytes=sent, exchange_s=time.perf_counter() - begin)
+        try:
+            request, stage = route.send(received), stage + 1
+        except StopIteration as ended:
+            return ended.value

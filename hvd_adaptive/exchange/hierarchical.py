@@ -1,8 +1,8 @@
 """Exchange in full precision inside a node, and compressed between nodes.
 
-1. The ranks of a node cut the group into one slice per rank (chunks.py) and exchange the slices in
-   full precision. Each rank averages its slice over the node in rank order, in float32 (float64 for
-   float64).
+1. The ranks of a node cut the group into one slice per rank (``scatter_reduce.cut``) and exchange
+   the slices in full precision. Each rank averages its slice over the node in rank order, in
+   float32 (float64 for float64).
 2. Ranks with the same index in their nodes exchange this slice, compressed: by allgather if that
    sends less (two nodes), else by scatter_reduce. All ranks of a node work, each on its slice.
 3. The ranks of a node exchange the results of their slices in full precision.
@@ -25,11 +25,10 @@ from typing import TYPE_CHECKING
 import torch
 
 from hvd_adaptive.base.errors import PayloadError
-from hvd_adaptive.coding.owned_buffer import OwnedBuffer
+from hvd_adaptive.coding.payload import OwnedBuffer
 from hvd_adaptive.coding.zeros import most_section_bytes
-from hvd_adaptive.exchange.allgather import AllgatherExchange
-from hvd_adaptive.exchange.chunks import Chunk, cut
 from hvd_adaptive.exchange.exchange import (
+    AllgatherExchange,
     Exchange,
     FailedElsewhereError,
     OwnSlice,
@@ -37,7 +36,7 @@ from hvd_adaptive.exchange.exchange import (
     Route,
 )
 from hvd_adaptive.exchange.parcel import Parcel
-from hvd_adaptive.exchange.scatter_reduce import ScatterReduceExchange
+from hvd_adaptive.exchange.scatter_reduce import Chunk, ScatterReduceExchange, cut
 from hvd_adaptive.transport.collectives import AllGather, AllToAll, Among
 from hvd_adaptive.transport.world import find_nodes
 
@@ -258,14 +257,11 @@ def _copied(flat: torch.Tensor, slices: Sequence[Chunk]) -> list[OwnedBuffer]:
 
 
 def _mean(
-    parts: Sequence[torch.Tensor],
-    own: Chunk,
-    dtype: torch.dtype,
-    failures: list[PayloadError],
+    parts: Sequence[torch.Tensor], own: Chunk, dtype: torch.dtype, failures: list[PayloadError]
 ) -> torch.Tensor:
     """Return the mean of a node's ranks, added in rank order.
 
-    If a part has a wrong length, the mean is NaN and ``failures`` receives an error. The ranks of
+    If a part has a wrong length, the mean is NaN and ``failures`` receives an error: the ranks of
     other nodes must still receive a message.
     """
     wide = torch.float64 if dtype == torch.float64 else torch.float32

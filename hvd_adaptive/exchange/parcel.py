@@ -29,9 +29,8 @@ ERROR_BUCKETS = 2
 
 
 class Memory(Protocol):
-    """The owner of memory that an exchange borrows until its next collective.
-
-    Then another group may use the memory. Its contents are undefined at first.
+    """The owner of memory that an exchange borrows until its next collective. Then another group
+    may use it. Its contents are undefined at first.
     """
 
     def buffer(
@@ -42,9 +41,8 @@ class Memory(Protocol):
     def result(
         self, index: int, coordinates: int, dtype: torch.dtype, device: torch.device
     ) -> torch.Tensor:
-        """Return memory for the average of group ``index``, 1-D.
-
-        It may be the gradient's own, so call this only after the group's payloads are encoded.
+        """Return memory for the average of group ``index``, 1-D. It may be the gradient's own, so
+        call this only after the group's payloads are encoded.
         """
 
 
@@ -54,13 +52,11 @@ class NewMemory:
     def buffer(
         self, use: str, coordinates: int, dtype: torch.dtype, device: torch.device
     ) -> torch.Tensor:
-        """See ``Memory.buffer``."""
         return torch.empty(coordinates, dtype=dtype, device=device)
 
     def result(
         self, index: int, coordinates: int, dtype: torch.dtype, device: torch.device
     ) -> torch.Tensor:
-        """See ``Memory.result``."""
         return torch.empty(coordinates, dtype=dtype, device=device)
 
 
@@ -70,7 +66,6 @@ class RandomStream(NamedTuple):
     Attributes:
         instance: Number of the compressor in this process; other ranks may have other numbers.
         seed: The compressor's seed.
-        step: The step.
         group: Number of the group and attempt (``streams.group_number``).
     """
 
@@ -89,11 +84,9 @@ class Parcel:
         dtype: Dtype of the group.
         quantized: Number of quantised coordinates, which come first.
         full: Number of full-precision coordinates.
-        device: Device of the gradients.
         stream: Names the group's random numbers.
         factor: Scale of sums over ranks.
         layout: Fingerprint of the layout, for payloads' headers.
-        index: The group.
         ranks: The ranks that exchange the group, in the exchange's order; () for all.
         memory: Owner of memory that may be used until the exchange's next collective.
         meter: Figures of the step; None to record nothing.
@@ -120,12 +113,11 @@ class Parcel:
     unchecked: list[Callable[[], None]] = field(default_factory=list)
 
     def key(self, rank: int, *inside: int) -> int:
-        """Return a rank's key of random numbers, as far as this rank knows.
+        """Return a rank's key of random numbers, as far as this rank knows; ranks count as in the
+        exchange.
 
-        Args:
-            rank: A rank, counted as the exchange does.
-            inside: Numbers of a message of the group, if it has several. Coordinates count from a
-                message's start, so equal keys would repeat numbers.
+        ``inside`` are numbers of a message of the group, if it has several. Coordinates count from
+        a message's start, so equal keys would repeat numbers.
         """
         instance, seed, step, group = self.stream
         number = self.ranks[rank] if self.ranks else rank
@@ -154,9 +146,8 @@ class Parcel:
         return self.memory.result(self.index, coordinates, wide_of(self.dtype), self.device)
 
     def narrowed(self, wide: torch.Tensor, quantized: int, ranks: int) -> torch.Tensor:
-        """Return the result of ``ranks`` ranks in the group's dtype; ``wide`` may change.
-
-        Averages are converted by finite.narrowed; sums are not limited.
+        """Return the result of ``ranks`` ranks in the group's dtype; ``wide`` may change, and sums
+        are not limited.
         """
         averages = self.factor * ranks < 1 + 1e-6
         return narrowed(wide, quantized if averages else 0, self.dtype)
@@ -169,12 +160,8 @@ class Parcel:
     def encoded(self, payloads: Sequence[Encoded], values: torch.Tensor, begin: float) -> None:
         """Record this rank's payloads: their bytes, their error and the residual after this step.
 
-        Call this once, before they are sent.
-
-        Args:
-            payloads: Encode consecutive parts of ``values``.
-            values: The quantised coordinates.
-            begin: When their encoding began.
+        Call this once, before they are sent. They encode consecutive parts of ``values``, the
+        quantised coordinates, since ``begin``.
         """
         size = 0
         for payload in payloads:
@@ -196,11 +183,8 @@ class Parcel:
         """Add the squared error of a few buckets to the step's figures.
 
         ERROR_BUCKETS full buckets are drawn at equal distances, beginning with a random one, and
-        represent all full buckets; the partial bucket at the end is always included.
-
-        Args:
-            flat: Coordinates that this rank quantises, or rounds.
-            dtype: The dtype to which they are rounded; None if the codec quantises them.
+        represent all full buckets; the partial bucket at the end is always included. ``dtype`` is
+        that to which coordinates are rounded; None if the codec quantises them.
         """
         if self.meter is None or not flat.numel():
             return

@@ -16,8 +16,10 @@ second stage is unbiased, and its error is in no residual.
 
 from __future__ import annotations
 
+import functools
 import time
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from itertools import accumulate
 from typing import TYPE_CHECKING
 
@@ -25,9 +27,7 @@ import torch
 
 from hvd_adaptive.base.errors import PayloadError
 from hvd_adaptive.codec.second_stage import SecondStage, warn_of_averages
-from hvd_adaptive.coding.owned_buffer import OwnedBuffer
-from hvd_adaptive.coding.payload import Encoded, Row, arrived
-from hvd_adaptive.exchange.chunks import Chunk, cut
+from hvd_adaptive.coding.payload import Encoded, OwnedBuffer, Row, arrived
 from hvd_adaptive.exchange.exchange import Exchange, FailedElsewhereError, Route
 from hvd_adaptive.exchange.parcel import Parcel
 from hvd_adaptive.transport.collectives import AllGather, AllToAll, copies_sent
@@ -40,6 +40,64 @@ if TYPE_CHECKING:
 FIRST, SECOND = 0, 1
 # Sent instead of an average by an owner that could not read a payload.
 FAILED = b"HVDAFAIL"
+
+
+@dataclass(frozen=True)
+class Chunk:
+    """Quantised coordinates ``begin`` to ``end`` of a group, and its full-precision coordinates
+    ``full_begin`` to ``full_end``.
+    """
+
+    begin: int
+    end: int
+    full_begin: int
+    full_end: int
+
+    @functools.cached_property
+    def quantized(self) -> int:
+        return self.end - self.begin
+
+    @functools.cached_property
+    def full(self) -> int:
+        return self.full_end - self.full_begin
+
+    @functools.cached_property
+    def coordinates(self) -> int:
+        return self.quantized + self.full
+
+    def take(self, flat: torch.Tensor, chunk: torch.Tensor) -> None:
+        """Copy the chunk of a group's tensor to ``chunk``, 1-D."""
+        chunk[: self.quantized] = flat[self.begin : self.end]
+        chunk[self.quantized :] = flat[self.full_begin : self.full_end]
+
+    def frame(self, flat: torch.Tensor) -> torch.Tensor:
+        """Return the chunk of a group's tensor, a view if one of its sections is empty.
+
+        If both exist, the quantised one is undefined: the caller encodes values from elsewhere.
+        """
+        if not self.full:
+            return flat[self.begin : self.end]
+        if not self.quantized:
+            return flat[self.full_begin : self.full_end]
+        frame = flat.new_empty(self.coordinates)
+        frame[self.quantized :] = flat[self.full_begin : self.full_end]
+        return frame
+
+    def put(self, chunk: torch.Tensor, flat: torch.Tensor) -> None:
+        """Invert ``take``: copy ``chunk`` to the group's tensor."""
+        flat[self.begin : self.end] = chunk[: self.quantized]
+        flat[self.full_begin : self.full_end] = chunk[self.quantized :]
+
+
+@functools.lru_cache(maxsize=1024)
+def cut(quantized: int, full: int, bucket_size: int, owners: int) -> tuple[Chunk, ...]:
+    """Return a chunk for each owner, as equal as whole buckets allow, in the group's order."""
+    buckets = -(-quantized // bucket_size)
+    edges = [min(quantized, buckets * o // owners * bucket_size) for o in range(owners + 1)]
+    full_edges = [quantized + full * o // owners for o in range(owners + 1)]
+    return tuple(
+        Chunk(edges[o], edges[o + 1], full_edges[o], full_edges[o + 1]) for o in range(owners)
+    )
 
 
 class ScatterReduceExchange(Exchange):
@@ -96,14 +154,9 @@ class ScatterReduceExchange(Exchange):
         3. Check that each rank's payload is of this chunk, group and step.
         4. Decode the payloads of this rank's chunk, and add them in rank order.
 
-        Args:
-            parcel: The group.
-            flat: See ``average``.
-            values: See ``average``.
-
-        Returns:
-            The average, float32 (float64 if that is the group's dtype), quantised coordinates
-            first; empty if this rank owns no chunk. Its memory may be borrowed.
+        For the arguments see ``average``. The average is float32 (float64 if that is the group's
+        dtype), quantised coordinates first; empty if this rank owns no chunk. Its memory may be
+        borrowed.
 
         Raises:
             PayloadError: A payload arrived corrupt, perhaps on this rank alone.
@@ -131,19 +184,14 @@ class ScatterReduceExchange(Exchange):
         return mean
 
     def gather(self, parcel: Parcel, mean: torch.Tensor | PayloadError) -> Route:
-        """Yield one collective, and return the whole group.
+        """Yield one collective, and return the whole group; see ``average``.
 
         1. Encode the average of this rank's chunk again, with more bits.
         2. Send it to all ranks.
         3. Check that each owner's payload is of this group and step, and decode it.
 
-        Args:
-            parcel: The group.
-            mean: Result of ``reduce``, or its error. The error is raised after the collective, and
-                all other ranks raise one, too.
-
-        Returns:
-            See ``average``.
+        If ``mean``, the result of ``reduce``, is an error, it is raised after the collective, and
+        all other ranks raise one, too.
         """
         if isinstance(mean, PayloadError):
             failed = torch.frombuffer(bytearray(FAILED), dtype=torch.uint8)

@@ -12,10 +12,9 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from hvd_adaptive.exchange.chunks import Chunk
 from hvd_adaptive.exchange.exchange import Route
 from hvd_adaptive.exchange.parcel import Parcel
-from hvd_adaptive.exchange.scatter_reduce import FIRST, ScatterReduceExchange
+from hvd_adaptive.exchange.scatter_reduce import FIRST, Chunk, ScatterReduceExchange
 from hvd_adaptive.transport.collectives import EqualParts
 
 if TYPE_CHECKING:

@@ -15,29 +15,19 @@ Parameter = torch.nn.Parameter
 
 
 class Anchors:
-    """Copies of parameters, which an SGD moves by averages of what ranks have learned.
-
-    Args:
-        parameters: The parameters.
-        momentum: Nesterov momentum of the SGD.
-        lr: Rate of the SGD.
-    """
+    """Copies of the parameters that require a gradient, which a Nesterov SGD moves by averages."""
 
     def __init__(self, parameters: Iterable[Parameter], momentum: float, lr: float) -> None:
         self._momentum, self._lr = momentum, lr
         self._copies: dict[Parameter, torch.Tensor] = {}
         self._outer = self._sgd()
-        self.add(parameters)
+        self._replace({p: p.detach().clone() for p in parameters if p.requires_grad})
 
     def __contains__(self, parameter: Parameter) -> bool:
         return parameter in self._copies
 
     def __iter__(self) -> Iterator[Parameter]:
         return iter(self._copies)
-
-    def add(self, parameters: Iterable[Parameter]) -> None:
-        """Copy parameters that had no anchor."""
-        self._replace(self._copies | {p: p.detach().clone() for p in parameters})
 
     def start_at(
         self, parameters: Sequence[Parameter], values: Sequence[torch.Tensor], mixing: float
@@ -65,13 +55,11 @@ class Anchors:
     def move(
         self, parameters: Sequence[Parameter], averages: Sequence[torch.Tensor], mixing: float
     ) -> None:
-        """Take a step of the SGD, and set the parameters to their anchors.
+        """Take a step of the SGD by averages of all ranks' ``way``, and set the parameters to their
+        anchors.
 
-        Args:
-            parameters: The parameters.
-            averages: The averages of all ranks' ``way``, which are the gradients.
-            mixing: Share of itself that a parameter keeps; a frozen one keeps none, so that it
-                does not differ from its anchor for ever.
+        A parameter keeps a share ``mixing`` of itself; a frozen one keeps none, so that it does not
+        differ from its anchor for ever.
         """
         for parameter, average in zip(parameters, averages, strict=True):
             self._copies[parameter].grad = average

@@ -1,26 +1,58 @@
-"""Define average(), for loops that reduce gradients by hand.
-
-    compressor = ALQ(bits=3)
-    ...
-    loss.backward()
-    averages = average([p.grad for p in model.parameters()], compressor)
-
-The ranks are torch.distributed's or Horovod's.
-"""
+"""Define average(), for loops that reduce gradients by hand, over torch.distributed or Horovod."""
 
 from __future__ import annotations
 
-import sys
+import gc
+import logging
+import weakref
 from collections.abc import Iterable
 from typing import Any, Literal, overload
 
 import torch
 import torch.distributed as dist
 
+from hvd_adaptive.base.errors import WarnOnce
 from hvd_adaptive.compressor import GradientCompressor, check_compressor
+from hvd_adaptive.hooks.connected import is_first_rank
 from hvd_adaptive.hooks.list_session import Averaging, ListSession
 from hvd_adaptive.hooks.lists import checked
-from hvd_adaptive.hooks.thrown_away import ThrownAway
+from hvd_adaptive.training import running_horovod
+
+MANY = 10
+REMEDY = (
+    "average() was called with a new compressor each time, %d times in a row: construct one before "
+    "the loop, and give it to every call; a new one has no fitted table and no residuals"
+)
+logger = logging.getLogger("hvd_adaptive")
+
+
+class ThrownAway:
+    """Compressors in a row that did one call each, and of which some do not exist any more.
+
+    A program with a compressor for each of many lists keeps all of them, and calls them again.
+    """
+
+    def __init__(self) -> None:
+        self._row = 0
+        self._alive: weakref.WeakSet[object] = weakref.WeakSet()
+        self._warn: WarnOnce | None = None
+
+    def begins(self, session: object) -> None:
+        """Note the first call with a compressor, whose connection is ``session``."""
+        self._row += 1
+        self._alive.add(session)
+        if self._row == MANY:
+            gc.collect()  # once: compressors and their connections refer to each other
+            if len(self._alive) <= MANY // 2:
+                self._warn = self._warn or WarnOnce(logger, is_first_rank())
+                self._warn(REMEDY, self._row)
+
+    def goes_on(self) -> None:
+        """Note a later call with a compressor."""
+        if self._row:
+            self._row = 0
+            self._alive.clear()
+
 
 _thrown_away = ThrownAway()
 
@@ -134,8 +166,7 @@ def _session_of(compressor: Any, group: Any) -> ListSession:
             )
         _thrown_away.goes_on()
         return connection
-    if connection is not None:
-        raise ValueError("compressor: already serves an optimizer or a model; create another")
+    check_compressor("compressor", compressor, is_free=True)
     _check_ranks(group)
     compressor._training.connection = session = ListSession(compressor, group)
     _thrown_away.begins(session)
@@ -144,13 +175,11 @@ def _session_of(compressor: Any, group: Any) -> ListSession:
 
 def _check_ranks(group: Any) -> None:
     """Raise an error unless there are ranks."""
-    hvd = sys.modules.get("horovod.torch")
-    horovod = hvd is not None and hvd.is_initialized()
     if group is not None and not isinstance(group, dist.ProcessGroup):
         if not hasattr(group, "included"):
             kind = type(group).__name__
             raise ValueError(f"group: must be a process group or a process set, not {kind}")
-    elif not horovod and not dist.is_initialized():
+    elif running_horovod() is None and not dist.is_initialized():
         raise RuntimeError(
             "average() was called before torch.distributed.init_process_group() or hvd.init()"
         )

@@ -13,12 +13,8 @@ Result = TypeVar("Result")
 
 
 class Background(Generic[Result]):
-    """Work that begins at once, on the CUDA stream of whoever constructs this.
-
-    Args:
-        work: Function without arguments.
-        device: Device of the tensors that it works on.
-        name: Name of the thread.
+    """Work that begins at once, on the CUDA stream of whoever constructs this, if ``device`` is
+    one.
     """
 
     def __init__(self, work: Callable[[], Result], device: torch.device, name: str) -> None:

@@ -29,32 +29,27 @@ def is_first_rank(group: Any = None) -> bool:
 
 
 class Connected:
-    """Base of connections, which bind a compressor to ranks.
-
-    Attributes:
-        compressor: The compressor.
-    """
+    """Base of connections, which bind a compressor to ranks."""
 
     compressor: GradientCompressor
     _binding: RankContext | None  # until the ranks are known
+    _driver: Any = None  # a Driver, if it takes gradients through the steps
 
     @property
     def layout(self) -> Layout | None:
-        """See Connection.layout."""
         return None if self._binding is None else self._binding.layout
 
     @property
     def exchange(self) -> str | None:
-        """See Connection.exchange."""
         return None if self._binding is None else self._binding.exchange_name
+
+    def describe(self) -> str:
+        """Return what the step in progress waits for; see ``Driver.describe``."""
+        return "" if self._driver is None else self._driver.describe()
 
 
 class ApartFromHorovod(Connected):
-    """Base of connections whose gradients do not come from Horovod's optimizer.
-
-    Attributes:
-        serves: A noun for what a compressor serves once, and what this connection serves.
-    """
+    """Base of connections whose gradients do not come from Horovod's optimizer."""
 
     serves: ClassVar[tuple[str, str]]
 
@@ -71,10 +66,8 @@ class ApartFromHorovod(Connected):
         return self.compress(output)
 
     def reconnect(self) -> None:
-        """Connect the compressor again if it was closed.
-
-        Raises:
-            RuntimeError: It serves something else.
+        """Connect the compressor again if it was closed; raise RuntimeError if it serves something
+        else.
         """
         if self.compressor._training.connection is None:
             self.compressor._training.connection = cast("Connection", self)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -19,16 +19,14 @@ class Fragments:
     The first parameters are divided in their order, into parts of about as many coordinates that
     require a gradient. Later ones join the smallest fragment.
 
-    Args:
-        parameters: The parameters.
-        number: Number of fragments.
-
     Raises:
         ValueError: A fragment would have no parameter that requires a gradient.
     """
 
-    def __init__(self, parameters: Sequence[Parameter], number: int) -> None:
-        self.number = number
+    def __init__(
+        self, parameters: Sequence[Parameter], number: int, names: Mapping[Parameter, str] = {}
+    ) -> None:
+        self.number, self._names = number, names
         self._of: dict[Parameter, int] = {}
         self._numbers: dict[Parameter, int] = {}
         self._next = 0  # number of the next parameter
@@ -44,9 +42,17 @@ class Fragments:
     def __getitem__(self, parameter: Parameter) -> int:
         return self._of[parameter]
 
-    def number_of(self, parameter: Parameter) -> int:
-        """Return a parameter's number, which no other one has had."""
-        return self._numbers[parameter]
+    def name_of(self, parameter: Parameter) -> str:
+        """Return a parameter's name, or its number, which no other one has had."""
+        number = self._numbers[parameter]
+        return self._names.get(parameter, f"parameter {number}" if self._names else str(number))
+
+    def divided(self, parameters: Iterable[Parameter]) -> list[list[Parameter]]:
+        """Return the parameters of each fragment."""
+        parts: list[list[Parameter]] = [[] for _ in range(self.number)]
+        for parameter in parameters:
+            parts[self._of[parameter]].append(parameter)
+        return parts
 
     def keep(self, parameters: Sequence[Parameter]) -> None:
         """Forget all parameters but these, and place new ones."""
@@ -67,15 +73,13 @@ class Fragments:
         }
 
     def loaded(self, parameters: Sequence[Parameter], state: Mapping[str, Any]) -> Fragments:
-        """Return these fragments as ``state_dict`` returned them.
-
-        Raises:
-            ValueError: The state has another number of parameters or of fragments.
+        """Return these fragments as ``state_dict`` returned them; raise ValueError if it is of
+        others.
         """
         numbers, of = states.entry(state, "numbers"), states.entry(state, "fragments")
         if not len(numbers) == len(of) == len(parameters):
             raise ValueError("state: fragments: are not those of this optimizer's parameters")
-        new = Fragments((), 1)
+        new = Fragments((), 1, self._names)
         new.number = self.number
         for parameter, number, fragment in zip(parameters, numbers, of, strict=True):
             check_integer("state: fragments", fragment, 0, self.number - 1)
@@ -88,12 +92,8 @@ class Fragments:
 
 
 def is_due(step: int, every: int, fragments: int) -> bool:
-    """Return whether a fragment's round begins after a step.
-
-    Args:
-        step: Number of the step in its period of ``every`` steps, from 1 to ``every``.
-        every: Steps between two rounds of the same fragment.
-        fragments: Number of fragments, whose rounds are spread over the period.
+    """Return whether a fragment's round begins after step number ``step``, from 1 to ``every``, of
+    a period of ``every`` steps, over which the rounds are spread.
     """
     return step * fragments // every > (step - 1) * fragments // every
 

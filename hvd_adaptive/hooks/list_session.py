@@ -46,7 +46,12 @@ class Averaging:
     ) -> None:
         first = next((tensor for tensor in tensors if tensor is not None), None)
         device = torch.device("cpu") if first is None else first.device
-        work = functools.partial(_average_after, previous, session, tensors)
+
+        def work() -> Tensors:
+            if previous is not None:
+                previous.join()
+            return session.average(tensors, (), are_copies=True)
+
         self.background: Background[Tensors] = Background(work, device, "hvd_adaptive.average")
 
     def is_completed(self) -> bool:
@@ -58,22 +63,8 @@ class Averaging:
         return self.background.wait()
 
 
-def _average_after(
-    previous: Background[Tensors] | None, session: ListSession, tensors: Tensors
-) -> Tensors:
-    """Return averages, once the ones before are there."""
-    if previous is not None:
-        previous.join()
-    return session.average(tensors, (), are_copies=True)
-
-
 class ListSession(ApartFromHorovod):
-    """The calls of ``average`` with one compressor; a Connection.
-
-    Args:
-        compressor: The compressor.
-        group: See ``average``.
-    """
+    """The calls of ``average`` with one compressor; a Connection."""
 
     serves = "list", "average()"
 
@@ -90,12 +81,7 @@ class ListSession(ApartFromHorovod):
 
     @property
     def is_idle(self) -> bool:
-        """See Connection.is_idle."""
         return self._driver.is_idle
-
-    def describe(self) -> str:
-        """Return what the step in progress waits for; see ``Driver.describe``."""
-        return self._driver.describe()
 
     def abandon(self) -> None:
         """Give up the step in progress, if there is one."""
@@ -146,9 +132,9 @@ class ListSession(ApartFromHorovod):
         """Return the averages, a step of the compressor.
 
         Args:
-            tensors: The tensors.
+            tensors: The tensors, which averages may replace if ``are_copies``.
             needed: By position, whether the average is to have a gradient; () if none is.
-            are_copies: Averages may replace the tensors.
+            are_copies: They are copies.
         """
         world = self._current_world()
         if not are_copies:
@@ -181,9 +167,8 @@ class ListSession(ApartFromHorovod):
         return [None if tensor is None else next(averages) for tensor in tensors]
 
     def _zeros(self, slot: int, device: torch.device) -> torch.Tensor | None:
-        """Return zeros for a tensor that this rank lacks; None if it has no place in the step.
-
-        A residual must be kept even if no rank has the tensor.
+        """Return zeros if this rank lacks a tensor of the step, also if only a residual needs a
+        place.
         """
         kind = self._lists.kinds[slot]
         if kind is None or not (self._lists.present[slot] or self.compressor._training.residuals):
@@ -203,9 +188,7 @@ class ListSession(ApartFromHorovod):
             world.forget_lengths()
         there = (t for t, kind in zip(tensors, kinds, strict=True) if kind is not None)
         here = {slot: tensor for slot, tensor in enumerate(there) if tensor is not None}
-        layout = self._binding.layout
-        assert layout is not None
-        driver.begin(self._binding, layout, next(iter(here.values())).is_cpu)
+        driver.begin(self._binding, next(iter(here.values())).is_cpu)
         driver.arrive(here, lambda error: None)
         driver.finish()
 

@@ -12,7 +12,7 @@ import torch
 from hvd_adaptive.base.device import check_supported
 from hvd_adaptive.base.errors import RankMismatchError
 from hvd_adaptive.coding.header import DTYPE_CODES
-from hvd_adaptive.run.description import Description, differences
+from hvd_adaptive.run.agreement import Description, differences
 from hvd_adaptive.run.worker import gather_patiently
 
 ADVICE = "Every rank must give average() tensors of the same kinds in the same order"
@@ -76,11 +76,8 @@ class Lists:
     ) -> None:
         """Compare the lists of all ranks, a collective.
 
-        Args:
-            world: The ranks.
-            tensors: This rank's list.
-            needed: By position, whether the average is to have a gradient.
-            warn: Called while other ranks let this one wait (``gather_patiently``).
+        ``needed`` says by position whether the average is to have a gradient. ``warn`` is called
+        while other ranks let this one wait.
 
         Raises:
             RankMismatchError: Lists differ, on all ranks. A tensor and None do not, unless the

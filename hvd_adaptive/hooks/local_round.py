@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -12,6 +13,8 @@ from hvd_adaptive import states
 from hvd_adaptive.base.finite import wide_of
 from hvd_adaptive.hooks.anchors import Anchors
 from hvd_adaptive.hooks.background import Background
+from hvd_adaptive.hooks.fragments import Fragments
+from hvd_adaptive.hooks.local_checks import tensors_like
 from hvd_adaptive.hooks.round_agreement import Agreed, TrainingPosition, agree
 from hvd_adaptive.hooks.rounds import RoundExchange
 
@@ -23,7 +26,6 @@ class Outcome:
     """Result of a round, for ``Anchors``.
 
     Attributes:
-        fragment: The fragment.
         applies: Whether any rank counted; if not, nothing changes.
         is_finite: Whether this rank's parameters were finite.
         over: Whether all ranks have finished.
@@ -53,14 +55,7 @@ class Round:
     """One average of a fragment.
 
     ``run`` may be called in another thread: what this rank has learned is copied before, and its
-    parameters may change meanwhile.
-
-    Args:
-        exchange: The exchange; None for one rank.
-        fragment: Number of the fragment.
-        parameters: The optimizer's parameters.
-        anchors: The anchors.
-        position: This rank's position.
+    parameters may change meanwhile. ``exchange`` is None for one rank.
     """
 
     def __init__(
@@ -79,11 +74,7 @@ class Round:
 
     @torch.no_grad()
     def run(self) -> Outcome:
-        """Average, a collective.
-
-        Raises:
-            RankMismatchError: See ``agree``.
-        """
+        """Average, a collective; raise RankMismatchError if ranks differ (``agree``)."""
         agreed = agree(None if self._exchange is None else self._exchange.world, self._position)
         if agreed.fails:
             broken = agreed.broken
@@ -127,12 +118,7 @@ class Round:
 
 
 class Pending:
-    """A round that runs while this rank takes further steps.
-
-    Args:
-        result: The round in another thread, or its outcome.
-        steps: Steps until its outcome is applied.
-    """
+    """A round, or its outcome, that is applied after some steps that this rank takes meanwhile."""
 
     def __init__(self, result: Background[Outcome] | Outcome, steps: int) -> None:
         self._result, self.steps = result, steps
@@ -166,12 +152,12 @@ class Pending:
         }
 
     @classmethod
-    def loaded(cls, state: Any, parameters: Sequence[Parameter], fragments: int) -> Pending:
-        """Return what ``state_dict`` returned.
-
-        Raises:
-            ValueError: It is of another model, or incomplete.
+    def loaded(cls, state: Any, parameters: Sequence[Parameter], fragments: int) -> Pending | None:
+        """Return what ``state_dict`` returned, or None for None; raise ValueError if it is of
+        another model.
         """
+        if state is None:
+            return None
         of = "state: pending"
         outcome = Outcome(
             states.whole(state, "fragment", 0, fragments - 1, of=of),
@@ -181,6 +167,48 @@ class Pending:
             values=_by_parameter(state, "values", parameters),
         )
         return cls(outcome, states.whole(state, "steps", 1, of=of))
+
+
+def position_of(
+    parameters: Sequence[Parameter],
+    fragments: Fragments,
+    anchors: Anchors,
+    fragment: int,
+    compares: bool,
+    **known: Any,
+) -> TrainingPosition:
+    """Return this rank's position at the end of a fragment's round.
+
+    Ranks have not compared their models yet if ``compares``. ``known`` are the attributes that do
+    not follow from the parameters.
+    """
+    pairs = [(p, fragments[p] == fragment) for p in parameters]
+    kinds = [(p.dtype, p.shape, fragments[p]) for p in parameters]
+    start, reached = [], 0
+    if compares:
+        old = [p for p in parameters if p in anchors]
+        start = list(zip(map(fragments.name_of, old), anchors.checksums(old), strict=True))
+        own = states.checksums(p for p, mine in pairs if mine)
+        reached = zlib.crc32(repr(own).encode()) or 1
+    broken = (i for i, (p, mine) in enumerate(pairs) if mine and not bool(p.isfinite().all()))
+    return TrainingPosition(
+        start=start,
+        reached=reached,
+        broken=next(broken, -1),
+        kinds=zlib.crc32(repr(kinds).encode()),
+        anchored=[p in anchors for p in parameters],
+        takes_part=[mine and (p.requires_grad or anchors.has_moved(p)) for p, mine in pairs],
+        **known,
+    )
+
+
+def not_finite(names: Mapping[int, str]) -> FloatingPointError:
+    """Return the error about parameters, by rank, that end a round because they are not finite."""
+    listed = ", ".join(f"{name} of rank {rank}" for rank, name in names.items())
+    return FloatingPointError(
+        f"LocalSGD: parameters are not finite: {listed}. Nothing was averaged. Load a checkpoint "
+        "on every rank, or set on_nonfinite='skip'"
+    )
 
 
 def _wide(parameter: Parameter) -> torch.Tensor:
@@ -194,11 +222,6 @@ def _cloned(tensor: torch.Tensor | None) -> torch.Tensor | None:
 def _by_parameter(
     state: Mapping[str, Any], name: str, parameters: Sequence[Parameter]
 ) -> dict[Parameter, torch.Tensor]:
-    tensors = states.entry(state, name, "state: pending")
-    if len(tensors) != len(parameters) or any(
-        tensor is not None and getattr(tensor, "shape", None) != p.shape
-        for tensor, p in zip(tensors, parameters, strict=True)
-    ):
-        raise ValueError(f"state: pending: {name} are not those of this optimizer's parameters")
+    tensors = tensors_like(parameters, state, name, "state: pending")
     pairs = zip(parameters, tensors, strict=True)
     return {p: tensor.to(p.device, copy=True) for p, tensor in pairs if tensor is not None}

@@ -12,12 +12,11 @@ from typing import TYPE_CHECKING
 import torch
 
 from hvd_adaptive.base.errors import RankMismatchError
-from hvd_adaptive.run.description import format_ranks
-from hvd_adaptive.run.replicas import differences
+from hvd_adaptive.run.agreement import format_ranks, places_that_differ
 from hvd_adaptive.run.worker import gather_patiently
 
 if TYPE_CHECKING:
-    from hvd_adaptive.transport.horovod_rounds import HorovodRounds
+    from hvd_adaptive.transport.horovod_world import HorovodRounds
     from hvd_adaptive.transport.torch_world import TorchWorld
 
 logger = logging.getLogger("hvd_adaptive")
@@ -91,11 +90,7 @@ class Agreed:
 
 
 def agree(world: TorchWorld | HorovodRounds | None, own: TrainingPosition) -> Agreed:
-    """Return what all ranks know, a collective.
-
-    Args:
-        world: The ranks; None for this rank alone.
-        own: This rank's position.
+    """Return what all ranks know, a collective; ``world`` is None for this rank alone.
 
     Raises:
         RankMismatchError: Ranks differ, on every rank.
@@ -165,7 +160,7 @@ def _different_starts(
     """Return how ranks' beginnings differ, a collective of ranks with the same parameters."""
     first = ""
     if all(starts):
-        found = differences(world, [checksum for _, checksum in own.start], "starts")
+        found = places_that_differ(world, [checksum for _, checksum in own.start], "starts")
         place, ranks = next(iter(found.items()), (0, [0]))
         first = f" ({own.start[place][0]} of {format_ranks(ranks)} is not the first rank's)"
     return (

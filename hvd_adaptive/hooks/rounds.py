@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -12,7 +11,8 @@ import torch.distributed as dist
 from hvd_adaptive.base.finite import wide_of
 from hvd_adaptive.hooks.ddp.bucket_session import BucketSession
 from hvd_adaptive.hooks.ddp.buckets import Bucket, BucketFuture, Names
-from hvd_adaptive.transport.horovod_rounds import HorovodRounds
+from hvd_adaptive.training import running_horovod
+from hvd_adaptive.transport.horovod_world import HorovodRounds
 from hvd_adaptive.transport.torch_world import TorchWorld
 
 if TYPE_CHECKING:
@@ -22,18 +22,13 @@ Parameter = torch.nn.Parameter
 
 
 class RoundExchange:
-    """Averages of tensors of one fragment's parameters, through a compressor.
+    """Averages of tensors of one fragment's parameters, through a compressor; None averages in full
+    precision.
 
     The tensors of one fragment and dtype are a bucket, as if DDP had filled it (bucket_session.py).
     So layout, keys, residuals, fits and checks are those of a step. All fragments are laid out
-    together, and a step sends those of its own.
-
-    Args:
-        world: The ranks, of which there are several.
-        fragments: The parameters of each fragment.
-        name_of: Function that returns the name of a parameter.
-        compressor: The compressor; None averages in full precision.
-        wait: Function that returns when no average is in progress in another thread.
+    together, and a step sends those of its own. ``wait`` returns when no average is in progress in
+    another thread.
     """
 
     def __init__(
@@ -77,9 +72,7 @@ class RoundExchange:
     ) -> list[torch.Tensor]:
         """Return the averages of tensors over all ranks, compressed; a collective.
 
-        Args:
-            parameters: Those of one fragment that ``lay_out`` was given.
-            tensors: A tensor for each parameter.
+        There is a tensor for each parameter of a fragment that ``lay_out`` was given.
         """
         if self._session is None:
             return self.average_plainly(tensors)
@@ -121,8 +114,7 @@ class _RoundSession(BucketSession):
 
     @property
     def is_idle(self) -> bool:
-        """Return True once no average is in progress: changes begin with the next one, at the same
-        one on all ranks."""
+        """Return True once no average is in progress: changes begin with the next one."""
         self._wait()
         return super().is_idle
 
@@ -157,21 +149,16 @@ def find_world(
     """Return the ranks; None for one rank alone.
 
     If group and process_set are None, they are Horovod's if it is initialised, else
-    torch.distributed's.
-
-    Args:
-        group: A group of torch.distributed.
-        process_set: A process set of Horovod.
-        label: Beginning of collectives' names, the same on all ranks, and unlike other callers'.
+    torch.distributed's. ``label`` begins collectives' names, the same on all ranks, and unlike
+    other callers'.
 
     Raises:
-        ValueError: Both arguments are given.
+        ValueError: Both a group and a process set are given.
     """
     if group is not None and process_set is not None:
         raise ValueError("process_group, process_set: give one of them")
-    hvd = sys.modules.get("horovod.torch")
     world: TorchWorld | HorovodRounds
-    if process_set is not None or (group is None and hvd is not None and hvd.is_initialized()):
+    if process_set is not None or (group is None and running_horovod() is not None):
         world = HorovodRounds(process_set, label)
     elif group is not None or (dist.is_available() and dist.is_initialized()):
         world = TorchWorld(group)

@@ -2,10 +2,22 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from typing import Any
 
 import torch
+
+logger = logging.getLogger("hvd_adaptive")
+
+
+def _of_inner(name: str) -> Any:
+    """Return the method ``name``, which calls the other optimizer's."""
+
+    def method(self: WrappedOptimizer, *arguments: Any, **keywords: Any) -> Any:
+        return getattr(self.optimizer, name)(*arguments, **keywords)
+
+    return method
 
 
 class WrappedOptimizer(torch.optim.Optimizer):
@@ -53,23 +65,10 @@ class WrappedOptimizer(torch.optim.Optimizer):
         if not any(group is param_group for group in self.optimizer.param_groups):
             self.optimizer.add_param_group(param_group)
 
-    def register_state_dict_pre_hook(self, hook: Any, *arguments: Any, **keywords: Any) -> Any:
-        """Register a hook of the optimizer's own state."""
-        return self.optimizer.register_state_dict_pre_hook(hook, *arguments, **keywords)
-
-    def register_state_dict_post_hook(self, hook: Any, *arguments: Any, **keywords: Any) -> Any:
-        """Register a hook of the optimizer's own state."""
-        return self.optimizer.register_state_dict_post_hook(hook, *arguments, **keywords)
-
-    def register_load_state_dict_pre_hook(self, hook: Any, *arguments: Any, **keywords: Any) -> Any:
-        """Register a hook of the optimizer's own state."""
-        return self.optimizer.register_load_state_dict_pre_hook(hook, *arguments, **keywords)
-
-    def register_load_state_dict_post_hook(
-        self, hook: Any, *arguments: Any, **keywords: Any
-    ) -> Any:
-        """Register a hook of the optimizer's own state."""
-        return self.optimizer.register_load_state_dict_post_hook(hook, *arguments, **keywords)
+    register_state_dict_pre_hook = _of_inner("register_state_dict_pre_hook")
+    register_state_dict_post_hook = _of_inner("register_state_dict_post_hook")
+    register_load_state_dict_pre_hook = _of_inner("register_load_state_dict_pre_hook")
+    register_load_state_dict_post_hook = _of_inner("register_load_state_dict_post_hook")
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Reset the gradients."""
@@ -106,6 +105,18 @@ class WrappedOptimizer(torch.optim.Optimizer):
         for parameter in self._parameters():
             if parameter.grad is not None:
                 parameter.grad.mul_(inverse.to(parameter.grad.device))
+
+    def _drop_broken_state(self, rounds: int) -> None:
+        """Drop the optimizer's state of parameters in which it is not finite, and warn."""
+        for parameter in self._parameters():
+            values = [v for v in self.state.get(parameter, {}).values() if torch.is_tensor(v)]
+            if not all(bool(value.isfinite().all()) for value in values):
+                del self.state[parameter]
+        logger.warning(
+            "LocalSGD: this rank's parameters were not finite after round %d: it continues from "
+            "the others' mean, and its optimizer's state that was not finite begins anew",
+            rounds,
+        )
 
     def _parameters(self) -> list[torch.nn.Parameter]:
         return [p for group in self.optimizer.param_groups for p in group["params"]]

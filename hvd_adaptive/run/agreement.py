@@ -1,26 +1,119 @@
-"""Describe what all ranks must have alike in a step before they wait for each other."""
+"""Compare ranks: what they must have alike, which payloads they could not read, their parameters.
+
+A rank describes itself in topics ("settings", "parameters", ...) of named values.
+"""
 
 from __future__ import annotations
 
+import hashlib
+import json
+import logging
 import zlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
 
-from hvd_adaptive.base.errors import RankMismatchError
-from hvd_adaptive.run.description import Description, describe, differences
+from hvd_adaptive._version import __version__
+from hvd_adaptive.base.errors import PayloadError, RankMismatchError
+from hvd_adaptive.exchange.exchange import FailedElsewhereError
+from hvd_adaptive.states import checksums
 
 if TYPE_CHECKING:
     from hvd_adaptive.compressor import GradientCompressor
     from hvd_adaptive.layout import Layout
+    from hvd_adaptive.transport.world import World
+
+# Topic -> name -> value.
+Description = dict[str, dict[str, str]]
+
+# Differences of a topic that a message lists; characters of a value.
+MOST_LISTED, LONGEST = 4, 60
+ADVICE = (
+    "Every rank must construct the same compressor for the same parameters and take the same steps"
+)
+
+
+def describe(
+    compressor: GradientCompressor, named_parameters: Sequence[tuple[str, torch.Tensor]] = ()
+) -> Description:
+    """Return this rank's description: package version, settings, parameters by name."""
+    parameters = sorted(named_parameters, key=lambda pair: pair[0])
+    settings = compressor.settings.shared() | compressor.parts.default.scheme_settings()
+    settings = {"scheme": type(compressor).__name__} | settings
+    # The comparison is a collective.
+    settings["Monitor(compare=)"] = getattr(compressor.settings.monitor, "compare", False)
+    return {
+        "the package version": {"hvd_adaptive": __version__},
+        "settings": {name: repr(value) for name, value in settings.items()},
+        "parameters": {
+            name: f"{str(p.dtype).removeprefix('torch.')} {list(p.shape)}" for name, p in parameters
+        },
+    }
+
+
+def checksum(own: Description) -> int:
+    """Return 32 bits that differ between descriptions."""
+    return zlib.crc32(json.dumps(own).encode())
+
+
+def differences(everyone: Sequence[Description], ranks: Sequence[int], advice: str = ADVICE) -> str:
+    """Return one sentence for each topic in which descriptions of ``ranks`` differ, then
+    ``advice``; "" if none does.
+    """
+    topics = list(dict.fromkeys(topic for own in everyone for topic in own))
+    sentences = []
+    for topic in topics:
+        found = _differences_of([own.get(topic, {}) for own in everyone], topic, ranks)
+        if found:
+            more = len(found) - MOST_LISTED
+            listed = "; ".join(found[:MOST_LISTED]) + (f"; and {more} more" if more > 0 else "")
+            sentences.append(f"ranks disagree on {topic}: {listed}")
+    return ". ".join([*sentences, advice]) if sentences else ""
+
+
+def _differences_of(
+    everyone: Sequence[dict[str, str]], topic: str, ranks: Sequence[int]
+) -> list[str]:
+    """Return a clause for each name whose values differ, without keywords of other schemes."""
+    names = list(dict.fromkeys(name for own in everyone for name in own))
+    clauses = []
+    for name in names:
+        holders: dict[str | None, list[int]] = {}
+        for rank, own in zip(ranks, everyone, strict=True):
+            holders.setdefault(own.get(name), []).append(rank)
+        if len(holders) == 1 or (topic == "settings" and None in holders):
+            continue
+        parts = [f"{_short(value)} on {format_ranks(held)}" for value, held in holders.items()]
+        clauses.append(f"{name} is {', '.join(parts)}")
+    return clauses
+
+
+def _short(value: str | None) -> str:
+    if value is None:
+        return "missing"
+    if len(value) <= LONGEST:
+        return value
+    return (
+        f"{value[: LONGEST - 14]}... ({hashlib.blake2b(value.encode(), digest_size=4).hexdigest()})"
+    )
+
+
+def format_ranks(ranks: Sequence[int]) -> str:
+    """Return ranks in words, such as "rank 1" or "ranks 0, 2-5"."""
+    runs: list[list[int]] = []
+    for rank in ranks:
+        if runs and rank == runs[-1][-1] + 1:
+            runs[-1].append(rank)
+        else:
+            runs.append([rank])
+    listed = ", ".join(str(r[0]) if len(r) == 1 else f"{r[0]}-{r[-1]}" for r in runs)
+    return f"rank {listed}" if len(ranks) == 1 else f"ranks {listed}"
 
 
 def compare_settings(world: Any, compressor: GradientCompressor) -> None:
     """Compare the ranks' package versions and settings, and number the compressor; a collective.
-
-    Raises:
-        RankMismatchError: They differ, on all ranks.
+    RankMismatchError is raised on all ranks.
     """
     everyone = world.gather_objects((describe(compressor), compressor._training.instance.proposed))
     if mismatch := differences([own for own, _ in everyone], range(world.size)):
@@ -31,15 +124,9 @@ def compare_settings(world: Any, compressor: GradientCompressor) -> None:
 def position(
     compressor: GradientCompressor, attempt: int, layout: Layout, held: bool, compares: bool
 ) -> torch.Tensor:
-    """Return what must be alike, int64: settings, step, attempt, due fits, layout, held; and
-    ``compares``, which need not be.
-
-    Args:
-        compressor: The compressor.
-        attempt: The attempt at the step.
-        layout: The layout.
-        held: Whether the rank sends nothing before all gradients have arrived.
-        compares: Whether the rank wants ranks to compare their parameters.
+    """Return what must be alike, int64: settings, step, attempt, due fits, layout, and whether the
+    rank sends nothing before all gradients have arrived (``held``); and whether it ``compares``
+    parameters, which need not be alike.
     """
     updates, step = compressor._training.updates, compressor.step
     first, second, samples = updates.at(step)
@@ -59,7 +146,7 @@ def disagreement(positions: torch.Tensor) -> str:
 
 
 def _describe(numbers: Sequence[int]) -> Description:
-    """Return a position as topics of named values; see run/description.py."""
+    """Return a position as topics of named values."""
     settings, step, attempt, due, layout, held, _ = numbers
     fits = {False: "not due", True: "due"}
     return {
@@ -74,3 +161,108 @@ def _describe(numbers: Sequence[int]) -> Description:
         "settings": {"all of them": f"{settings:08x}"},
         "buckets": {"parameters": f"{zlib.crc32(repr(layout).encode()):08x}"},
     }
+
+
+# Most ranks that the error names.
+MOST_NAMED = 8
+
+
+class Failures:
+    """Failures of one rank in one step.
+
+    1. A rank that cannot read a payload records it, and takes part in the rest of the step, because
+       the other ranks wait for it.
+    2. After all groups are received and before the last gradient is returned, ranks exchange one
+       number (``everywhere``). Either every rank completes the step or none does.
+
+    These numbers are the step's last message. If it is corrupted, ranks may read it differently.
+
+    Attributes:
+        first: The error to raise.
+    """
+
+    def __init__(self) -> None:
+        self.first: PayloadError | None = None
+        self._number = 0
+
+    def note(self, index: int, error: PayloadError) -> None:
+        """Record that this rank, or another one, could not read a payload of group ``index``.
+        Failures of this rank take precedence.
+        """
+        elsewhere = isinstance(error, FailedElsewhereError)
+        if self.first is None or (self._number < 0 and not elsewhere):
+            self.first, self._number = error, -1 - index if elsewhere else 1 + index
+
+    def everywhere(
+        self, world: World | Any, name: str, more: Sequence[float] = ()
+    ) -> tuple[dict[int, int], list[list[float]]]:
+        """Return the groups that could not be read, by rank, and all ranks' ``more``, as many
+        numbers on each; a collective.
+        """
+        numbers = torch.tensor(list(more), dtype=torch.float64, device="cpu")
+        own = torch.cat([torch.tensor([self._number], device="cpu"), numbers.view(torch.int64)])
+        everyone = world.gather_equal(own, name) if world.size > 1 else own[None]
+        rows = everyone[:, 1:].contiguous().view(torch.float64).tolist()
+        of_ranks = everyone[:, 0].tolist()
+        if not any(of_ranks):
+            return {}, rows
+        failed = {rank: number for rank, number in enumerate(of_ranks) if number}
+        # Ranks that failed because of another rank are named only if no other rank is.
+        origins = {rank: number for rank, number in failed.items() if number > 0} or failed
+        return {rank: abs(number) - 1 for rank, number in origins.items()}, rows
+
+
+def step_failed(number: int, failed: Mapping[int, int], labels: list[str]) -> PayloadError:
+    """Return the error that every rank raises; ``labels`` are those of the groups."""
+    named = [
+        f"rank {rank} ({labels[group] if group < len(labels) else f'group {group}'})"
+        for rank, group in failed.items()
+    ]
+    more = f" and {len(named) - MOST_NAMED} more" if len(named) > MOST_NAMED else ""
+    return PayloadError(
+        f"step {number}: a payload arrived corrupt at {', '.join(named[:MOST_NAMED])}{more}. The "
+        "step is given up on every rank; its gradients are lost, and are NaN now. No parameter has "
+        "changed"
+    )
+
+
+logger = logging.getLogger("hvd_adaptive")
+
+
+def warn_of_differences(world: Any, named: Sequence[tuple[str, torch.Tensor]], name: str) -> None:
+    """Warn on every rank if ranks have different parameters, a collective.
+
+    Averages of gradients are the same on all ranks, so models that begin differently keep their
+    difference, and nothing else shows it. Ranks with other names, dtypes or shapes are not
+    compared.
+    """
+    own = checksums(parameter for _, parameter in named)
+    kinds = [(label, str(p.dtype), tuple(p.shape)) for label, p in named]
+    both = torch.tensor([_crc(kinds), _crc(own)], device="cpu")
+    everyone = world.gather_equal(both, f"{name}.replicas")
+    if bool((everyone == both).all()) or bool((everyone[:, 0] != both[0]).any()):
+        return
+    found = places_that_differ(world, own, f"{name}.replicas.each")
+    first, ranks = next(iter(found.items()))
+    logger.warning(
+        "ranks have different parameters: parameter %s of %s differs from the first rank's%s. "
+        "Averages of gradients keep such differences: load the same state on every rank, or "
+        "broadcast the first rank's parameters",
+        named[first][0],
+        format_ranks(ranks),
+        f", and {len(found) - 1} more do" if len(found) > 1 else "",
+    )
+
+
+def places_that_differ(world: Any, own: Sequence[int], name: str) -> dict[int, list[int]]:
+    """Return the places at which ranks have another number than the first rank, with these ranks; a
+    collective. Every rank has as many numbers.
+    """
+    everyone = world.gather_equal(torch.tensor(own, device="cpu"), name)
+    others = (everyone != everyone[0]).T
+    places = others.any(dim=1).nonzero().view(-1).tolist()
+    return {place: others[place].nonzero().view(-1).tolist() for place in places}
+
+
+def _crc(value: Any) -> int:
+    return zlib.crc32(repr(value).encode())

@@ -15,7 +15,8 @@ if TYPE_CHECKING:
 
 
 class Arrivals:
-    """Hold the gradients of one step by slot, gather groups, and write averages back.
+    """The gradients of one step by slot: they are gathered in groups, and averages are written
+    back.
 
     ``arrive`` may be called by any thread. The other methods need a lock of the caller's, and see
     what arrived before the last ``read``. ``trip.Gradients`` describes those that trips call.
@@ -25,7 +26,6 @@ class Arrivals:
 
     Args:
         context: Owns the memory that groups share.
-        layout: The layout.
         on_news: Function that is called after an arrival, in its thread.
         every: Whether to call it after each arrival, not only after those that are news: the first
             one, or a group is complete. If several threads call ``arrive`` at the same time, a
@@ -37,14 +37,10 @@ class Arrivals:
         in_place: For each slot, whether the average may be written to the gradient's memory.
         replaced: All gradients that averages replace.
         here: For each slot, whether its gradient has arrived.
-        is_gradient: For each slot, whether the tensor is a parameter's gradient, which the average
-            may replace.
         device: The device of the gradients; the CPU before the first one.
         on_cpu: Whether the first one has arrived, on the CPU.
         mail: Slots of gradients that arrived after the last ``read``.
-        is_early: Averages stay in memory of their own.
         kept: The averages that could not be written back, by group.
-        buffer: See ``Memory.buffer``.
     """
 
     def __init__(
@@ -93,12 +89,8 @@ class Arrivals:
         return f"{there} of {len(members)} gradients have arrived{without}"
 
     def arrive(self, slot: int, tensor: torch.Tensor, is_gradient: bool = True) -> None:
-        """Accept a member's gradient.
-
-        Args:
-            slot: The member.
-            tensor: The gradient.
-            is_gradient: Whether it is a parameter's gradient, which the average may replace.
+        """Accept a member's gradient, which the average may replace if it is a parameter's
+        (``is_gradient``).
         """
         news = not self._any
         if not (self.on_cpu and tensor.is_cpu):
@@ -160,10 +152,7 @@ class Arrivals:
                 current.wait_stream(stream)
 
     def _own_memory(self, group: Group) -> torch.Tensor | None:
-        """Return the group in its only member's memory.
-
-        The result is None if the group has several members or the gradient is not contiguous.
-        """
+        """Return the group in its only member's memory, or None if that is impossible."""
         if len(group.pieces) != 1:
             return None
         tensor = self.tensors[group.pieces[0].slot]
@@ -221,13 +210,8 @@ class Arrivals:
         self._early.clear()
 
     def of(self, slot: int, gradient: torch.Tensor) -> torch.Tensor:
-        """Return the average of a member whose groups have all been delivered.
-
-        They were not written to its memory.
-
-        Args:
-            slot: The member.
-            gradient: Its gradient.
+        """Return the average of a member whose groups have all been delivered, but not written to
+        its memory.
         """
         parts = [self.kept[group][piece.in_group] for group, piece in self._layout.pieces_of[slot]]
         whole = parts[0] if len(parts) == 1 else torch.cat(parts)

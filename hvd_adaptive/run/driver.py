@@ -47,7 +47,6 @@ class Drive(ABC):
     """One step, whose ``road`` a worker or the program's thread follows.
 
     Args:
-        binding: The ranks and the exchange.
         lock: Held by the thread that takes the step further.
         worker: The thread that takes the step further; None if the program's thread does.
 
@@ -55,7 +54,6 @@ class Drive(ABC):
         flushed: No further gradient will arrive, and averages may replace gradients.
         left: Set when the step is given up, so that nothing waits for other ranks any more.
         over: Set when all is done, or ``error`` is.
-        is_done: All is done.
         begun: When the first gradients arrived.
     """
 
@@ -91,7 +89,7 @@ class Drive(ABC):
                 self.fail(error)
             return None
 
-    advance = go_on  # on the worker thread; see ``worker.Work.advance``
+    advance = go_on  # on the worker thread
 
     def complete(self) -> None:
         """Take the step to its end in the program's thread."""
@@ -126,12 +124,8 @@ class Driver:
         return self.drive is None
 
     def start(self, make: Callable[[int, Any, Worker | None], Drive], on_cpu: bool) -> None:
-        """Begin a step; one in progress is given up.
-
-        Args:
-            make: Function that returns the step, given the attempt at it, a lock, and the worker
-                or None.
-            on_cpu: Whether gradients are on the CPU.
+        """Begin a step; one in progress is given up. ``make`` returns the step, given the attempt
+        at it, a lock, and the worker or None.
         """
         self.give_up()
         works = on_cpu and self.compressor.settings.tuning.worker
@@ -144,9 +138,7 @@ class Driver:
     def wait(self) -> None:
         """Wait until averages have replaced all gradients, none of which will arrive any more.
 
-        Raises:
-            RankMismatchError: Ranks differ in settings, steps or gradients.
-            PayloadError: A payload arrived corrupt, on any rank.
+        RankMismatchError and PayloadError are raised on all ranks.
         """
         drive = self._known()
         self.compressor._training.meter.add(arrival_s=time.perf_counter() - drive.begun)
@@ -173,10 +165,8 @@ class Driver:
             binding.monitored.step_ended(binding, step.number, step.layout, step.device)
 
     def give_up(self) -> None:
-        """Give up the step in progress, if there is one.
-
-        Payloads of the next attempt differ from this one's, so ranks detect that they gave up
-        different attempts.
+        """Give up the step in progress, if there is one. Payloads of the next attempt differ, so
+        ranks detect that they gave up different attempts.
         """
         drive, self.drive = self.drive, None
         if drive is None:

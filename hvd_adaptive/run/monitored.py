@@ -28,20 +28,14 @@ REPEATS = 5
 def stock_seconds(
     world: World, sizes: Sequence[int], name: str, device: torch.device
 ) -> dict[str, float]:
-    """Return the seconds of one exchange in float32 and in float16, of the slowest rank.
+    """Return the seconds of one exchange in float32 and in float16, of the slowest rank; a
+    collective.
 
-    All ranks must call this together. Each exchange averages tensors of ``sizes`` as training
-    without compression does: Horovod's optimizer submits one allreduce for each gradient, and
-    Horovod fuses them; DDP allreduces its buckets. All tensors are there when it begins, so no
-    computation hides it. float16 includes both conversions.
-
-    The result is the median of ``REPEATS`` exchanges. One more before them does not count.
-
-    Args:
-        world: The ranks.
-        sizes: Lengths of the tensors.
-        name: Beginning of the collectives' names.
-        device: Device of the gradients.
+    Each exchange averages tensors of ``sizes`` as training without compression does: Horovod's
+    optimizer submits one allreduce for each gradient, and Horovod fuses them; DDP allreduces its
+    buckets. All tensors are there when it begins, so no computation hides it. float16 includes both
+    conversions. The result is the median of ``REPEATS`` exchanges. One more before them does not
+    count.
     """
     tensors = [torch.ones(size, dtype=torch.float32, device=device) for size in sizes]
     own = []
@@ -100,13 +94,9 @@ class Monitored:
     def step_ended(
         self, binding: Bound, number: int, layout: Layout | None, device: torch.device
     ) -> None:
-        """Report step ``number``, whose figures the compressor's meter contains.
+        """Report a step, whose figures the compressor's meter contains.
 
-        Args:
-            binding: The binding of the step.
-            number: The step.
-            layout: Its layout; None for a step without groups, after ranks called hvd.join().
-            device: Device of its gradients.
+        ``layout`` is None for a step without groups, after ranks called hvd.join().
         """
         stock = None
         if self._compares and layout is not None and binding.world.size > 1:
@@ -121,9 +111,8 @@ class Monitored:
         self._monitor.step(binding.compressor, number)
 
     def _stock(self, binding: Bound, layout: Layout, device: torch.device) -> dict[str, float]:
-        """Return the seconds of stock exchanges, measured once with these ranks.
-
-        The monitor keeps them, because perhaps only some ranks have a new binding.
+        """Return the seconds of stock exchanges, measured once with these ranks; the monitor keeps
+        them.
         """
         monitor, world = binding.settings.monitor, binding.world
         ranks = world.generation, world.size
@@ -135,11 +124,7 @@ class Monitored:
 
 
 def facts(binding: Bound, number: int, layout: Layout | None) -> dict[str, Any]:
-    """Return facts about a compressor from step ``number`` on.
-
-    They are its scheme with settings, the beginning of its collectives' names, versions, host,
-    rank, ranks and groups.
-    """
+    """Return facts about a compressor from step ``number`` on: scheme, versions, ranks, groups."""
     return {
         "scheme": repr(binding.compressor),
         "name": binding.name,
@@ -157,10 +142,7 @@ def facts(binding: Bound, number: int, layout: Layout | None) -> dict[str, Any]:
 
 
 def _group(binding: Bound, layout: Layout, index: int) -> dict[str, Any]:
-    """Return a group's facts.
-
-    ``members`` has [name, quantised coordinates, full-precision coordinates] of each parameter.
-    """
+    """Return a group's facts; ``members`` are [name, quantised, full-precision coordinates]."""
     group = layout.groups[index]
     quantized = binding.exchange.quantized(group)
     return {

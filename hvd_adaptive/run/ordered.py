@@ -16,7 +16,7 @@ that is behind all others never waits for them, so there is no deadlock.
 from __future__ import annotations
 
 from collections.abc import Callable, Generator, Iterable
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING
 
 from hvd_adaptive.feedback import Residuals
 from hvd_adaptive.layout import Layout
@@ -31,20 +31,6 @@ if TYPE_CHECKING:
 LAG, WINDOW = 1, 3
 
 
-class Leg(Protocol):
-    """A group in flight, as a course sees it.
-
-    Attributes:
-        stage: The collective that it waits for, from 0.
-        stages: The number of its collectives.
-        is_over: Whether its last collective has been received.
-    """
-
-    stage: int
-    stages: int
-    is_over: bool
-
-
 class Course:
     """Begin and advance groups in one order on all ranks.
 
@@ -52,8 +38,7 @@ class Course:
         begin: Function that encodes the next complete group, submits its first collective, and
             returns it; None if no group is complete.
         advance: Function that waits for a group's collective, and submits its next one, if any.
-        is_there: Function that returns whether a group's collective has been received, so that
-            ``advance`` would not wait.
+        is_there: Function that returns whether ``advance`` would not wait.
         lag: Groups that begin before a group's next collective.
         window: Most groups in flight, at least 2.
 
@@ -64,25 +49,23 @@ class Course:
 
     def __init__(
         self,
-        begin: Callable[[], Any],
-        advance: Callable[[Any], None],
-        is_there: Callable[[Any], bool],
+        begin: Callable[[], Flight | None],
+        advance: Callable[[Flight], None],
+        is_there: Callable[[Flight], bool],
         lag: int = LAG,
         window: int = WINDOW,
     ) -> None:
         self._begin, self._advance, self._is_there = begin, advance, is_there
         self._lag, self._window = lag, max(2, window)
-        self._legs: list[Leg] = []
+        self._legs: list[Flight] = []
         self.all_arrived = False
         self._events = self._run()
-        self._waits_for: Leg | None = None
+        self._waits_for: Flight | None = None
         self.is_over = False
 
     def turn(self, wait: bool) -> bool:
-        """Do what comes next: begin a group or advance one.
-
-        Args:
-            wait: Whether to wait for the group's collective if it has not been received.
+        """Do what comes next: begin a group or advance one, and ``wait`` for its collective, if
+        wanted.
 
         Returns:
             Whether anything was done. If not, and ``wait``, a group must be complete first, or the
@@ -94,7 +77,7 @@ class Course:
         self._waits_for = next(self._events, None)
         return leg is not None or self._waits_for is not None or len(self._legs) > begun
 
-    def _run(self) -> Generator[Leg | None, None, None]:
+    def _run(self) -> Generator[Flight | None, None, None]:
         """Yield the group whose collective comes next, or None if a group must be complete."""
         legs, longest = self._legs, 0
         while True:
@@ -115,7 +98,7 @@ class Course:
             yield from self._up_to(leg, leg.stages)
         self.is_over = True
 
-    def _next_stages(self, begun: int) -> Generator[Leg, None, None]:
+    def _next_stages(self, begun: int) -> Generator[Flight, None, None]:
         """Submit what follows the beginning of group number ``begun``, counted from 1."""
         for stage in range(1, begun):
             place = begun - 1 - stage * self._lag
@@ -124,7 +107,7 @@ class Course:
             if place < len(self._legs) and stage < self._legs[place].stages:
                 yield from self._up_to(self._legs[place], stage)
 
-    def _up_to(self, leg: Leg, stage: int) -> Generator[Leg, None, None]:
+    def _up_to(self, leg: Flight, stage: int) -> Generator[Flight, None, None]:
         while leg.stage < stage and not leg.is_over:
             yield leg
             if not leg.is_over:  # a last collective may have been received meanwhile
@@ -136,9 +119,7 @@ class OrderedStep(Step):
 
     Its gradients are final when they arrive (DDP's buckets, differences of models), so averages
     replace them at once, and the groups of an arrived gradient need not wait for others.
-
-    Attributes:
-        may_receive: Whether collectives may be received: ranks are known to agree.
+    Collectives are received once ``may_receive``: ranks are known to agree.
     """
 
     def __init__(
@@ -207,10 +188,7 @@ class OrderedStep(Step):
             self._is_on_course = False
 
     def _begin_next(self) -> Flight | None:
-        """Begin the next group in the layout's order, if it is complete or all have arrived.
-
-        Groups without any gradient are left out, unless the step is given up.
-        """
+        """Begin the next group in the layout's order, if it is complete, or if all have arrived."""
         arrivals, incomplete = self.arrivals, self._trips.incomplete
         while self._all_arrived and (index := self._next - 1) >= 0:
             if arrivals.any_of(index) or index in incomplete:

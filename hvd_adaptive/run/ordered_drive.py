@@ -2,7 +2,7 @@
 
 A door (hooks/) finds the parameters' slots and calls, for each step,
 
-    begin(binding, layout)       when the step's first gradients are there
+    begin(binding, on_cpu)       when the step's first gradients are there
     arrive(gradients, done)      for gradients that arrive together, final and disjoint
     finish()                     when no further gradient will arrive
 
@@ -25,7 +25,6 @@ import torch
 
 from hvd_adaptive.base.device import HostCopy, stacked
 from hvd_adaptive.base.errors import RankMismatchError
-from hvd_adaptive.layout import Layout
 from hvd_adaptive.run.agreement import disagreement, position
 from hvd_adaptive.run.driver import Drive, Driver, Road
 from hvd_adaptive.run.ordered import OrderedStep
@@ -53,30 +52,22 @@ class _Delivery(NamedTuple):
 class OrderedDrive(Drive):
     """Take one step of DDP or LocalSGD to its end; ranks compare their positions first.
 
-    Args:
-        binding: The ranks and the exchange, whose world has ``begin_gather``.
-        layout: The layout.
-        on_cpu: Whether gradients are on the CPU.
-        attempt: The attempt at the step.
-        lock: See ``Drive``.
-        worker: See ``Drive``.
-
-    Attributes:
-        held: Nothing is sent before the step is flushed: the exchange is set up, or gradients are
-            sampled for tables, which averages would replace.
+    The world of ``binding`` has ``begin_gather``. If ``held``, nothing is sent before the step is
+    flushed: the exchange is set up, or gradients are sampled for tables, which averages would
+    replace.
     """
 
     def __init__(
         self,
         binding: RankContext,
-        layout: Layout,
         on_cpu: bool,
         attempt: int,
         lock: Any,
         worker: Worker | None,
     ) -> None:
         super().__init__(binding, lock, worker)
-        compressor = binding.compressor
+        compressor, layout = binding.compressor, binding.layout
+        assert layout is not None  # sessions lay out before they begin
         number, residuals = compressor.step, compressor._training.residuals
         if residuals is not None:
             residuals.lay_out(layout, binding.world.rank, binding.world.size)
@@ -137,11 +128,7 @@ class OrderedDrive(Drive):
         step.check_everywhere()
 
     def _agree(self, wait: bool) -> bool:
-        """Compare positions; return whether ranks are known to agree.
-
-        Raises:
-            RankMismatchError: They do not.
-        """
+        """Compare positions; return whether ranks agree for certain, or raise RankMismatchError."""
         world: Any = self.binding.world
         if not self._agreed:
             if not wait and not world.is_gathered(self._check):
@@ -212,33 +199,20 @@ class OrderedDriver(Driver):
         """Return whether the step in progress sends nothing before ``finish``."""
         return self.drive is not None and (self.drive.held or self.drive.worker is None)
 
-    def begin(self, binding: RankContext, layout: Layout, on_cpu: bool) -> None:
-        """Begin a step of ``layout``; ranks compare their positions.
-
-        Args:
-            binding: The ranks and the exchange, whose world has ``begin_gather``.
-            layout: The layout.
-            on_cpu: Whether gradients are on the CPU.
-        """
-        self.start(functools.partial(OrderedDrive, binding, layout, on_cpu), on_cpu)
+    def begin(self, binding: RankContext, on_cpu: bool) -> None:
+        """Begin a step of the binding's layout; see ``OrderedDrive``."""
+        self.start(functools.partial(OrderedDrive, binding, on_cpu), on_cpu)
 
     def arrive(self, gradients: Mapping[int, torch.Tensor], done: Done) -> None:
         """Accept gradients by slot. They are final and disjoint, and averages will replace them.
 
-        Args:
-            gradients: The gradients.
-            done: Function that is called once, from any thread, when averages have replaced them,
-                or with an error.
+        ``done`` is called once, from any thread, when averages have replaced them, or with an
+        error.
         """
         self._known().arrive(gradients, done)
 
     def finish(self) -> None:
-        """Complete the step, all of whose gradients have arrived; averages replace them.
-
-        Raises:
-            RankMismatchError: Ranks differ in settings, steps or gradients.
-            PayloadError: A payload arrived corrupt, on any rank.
-        """
+        """Complete the step, all of whose gradients have arrived; see ``Driver.wait``."""
         begin = time.perf_counter()
         self.wait()
         self.compressor._training.meter.add(blocked_s=time.perf_counter() - begin)

@@ -9,14 +9,13 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from hvd_adaptive.base.device import stream_of
+from hvd_adaptive.exchange.auto import EXCHANGES, name_of_exchange
 from hvd_adaptive.exchange.exchange import Exchange, RankInfo
-from hvd_adaptive.exchange.exchanges import EXCHANGES, name_of_exchange
 from hvd_adaptive.layout import Layout, Member, build_layout
+from hvd_adaptive.run.agreement import warn_of_differences
 from hvd_adaptive.run.monitored import Monitored
-from hvd_adaptive.run.replicas import warn_of_differences
 from hvd_adaptive.transport.collectives import LARGEST_COLLECTIVE
-from hvd_adaptive.transport.level_sync import LevelSync
-from hvd_adaptive.transport.world import nodes_of
+from hvd_adaptive.transport.world import LevelSync, nodes_of
 
 if TYPE_CHECKING:
     from hvd_adaptive.compressor import GradientCompressor
@@ -58,7 +57,8 @@ class RankContext:
     @property
     def wants_comparison(self) -> bool:
         """Return whether ranks should compare parameters: in their first step, and in the first one
-        after a state was loaded. They do if any rank wants to."""
+        after a state was loaded. They do if any rank wants to.
+        """
         return bool(self.named) and self.compared_at != self.compressor._training.loads
 
     def compare_parameters(self, attempt: int = 0) -> None:
@@ -71,15 +71,9 @@ class RankContext:
         return [member.numel for member in layout.members]
 
     def build_layout(
-        self,
-        members: list[Member],
-        cut: Callable[..., Layout] = build_layout,
+        self, members: list[Member], cut: Callable[..., Layout] = build_layout
     ) -> Layout:
-        """Return a layout whose groups fit Horovod's and the user's bounds for this many ranks.
-
-        Args:
-            members: The tensors.
-            cut: Function that builds a layout, like ``layout.build_layout``.
+        """Return a layout, built by ``cut``, whose groups fit Horovod's and the user's bounds.
 
         Raises:
             ValueError: Even the smallest groups exceed ``in_flight_bytes``.
@@ -141,9 +135,8 @@ class RankContext:
         return buffer[:coordinates]
 
     def in_flight_bytes(self, layout: Layout) -> list[int]:
-        """Return the most bytes that each group's exchange holds.
-
-        With a warm-up, this is in full precision; a loaded state may return to the warm-up.
+        """Return the most bytes that each group's exchange holds; with a warm-up, to which a loaded
+        state may return, in full precision.
         """
         exchange, known = self.exchange, self.exchange.is_set_up
         if self._sizes[0] is not layout or self._sizes[1] is not known:

@@ -28,13 +28,8 @@ class RoundedZeros:
         self._found: list[tuple[int, int, HostCopy]] = []
 
     def look(self, group: Group, values: torch.Tensor, codec: Codec, padding: int = 0) -> None:
-        """Count the zeros among the quantised coordinates of a group, without waiting.
-
-        Args:
-            group: The group.
-            values: The coordinates.
-            codec: Their codec.
-            padding: Zeros in each piece that are no gradients.
+        """Count the zeros among ``values``, a group's quantised coordinates, without waiting. Of
+        each piece, ``padding`` zeros are no gradients.
         """
         if codec.has_zero or codec.leaves_zeros_out:
             return
@@ -44,11 +39,8 @@ class RoundedZeros:
                 self._found.append((piece.slot, size, HostCopy(inside.count_nonzero())))
 
     def tell(self, members: Sequence[Member], absent: Collection[int] = ()) -> None:
-        """Warn of parameters whose gradients are mostly zero.
-
-        Args:
-            members: The members of the layout.
-            absent: Slots of parameters that no rank has a gradient of; their averages are zeros.
+        """Warn of parameters whose gradients are mostly zero, except ``absent`` ones, which no rank
+        has.
         """
         sizes: dict[str, int] = {}
         others: dict[str, int] = {}

@@ -15,8 +15,8 @@ import torch
 from hvd_adaptive.base.errors import PayloadError
 from hvd_adaptive.feedback import Residuals
 from hvd_adaptive.layout import Group, Layout
+from hvd_adaptive.run.agreement import Failures, step_failed
 from hvd_adaptive.run.arrivals import Arrivals
-from hvd_adaptive.run.failures import Failures, step_failed
 from hvd_adaptive.run.trip import Flight, Trips
 from hvd_adaptive.transport.collectives import AllGather, InFlight
 
@@ -42,13 +42,6 @@ class Step(ABC):
     5. ``check_everywhere`` raises PayloadError on every rank if a payload arrived corrupt at any of
        them, and ResidualError if residuals have outgrown the gradients. Averages have replaced the
        gradients by then; all become NaN.
-
-    Attributes:
-        number: The number of the step.
-        names: Names of the collectives that were submitted.
-        arrivals: The gradients.
-        arrive: See ``Arrivals.arrive``; without a worker it launches groups that are complete.
-        has: Function that returns whether a member's gradient has arrived.
     """
 
     counts = True
@@ -96,10 +89,8 @@ class Step(ABC):
         self._failed: dict[int, int] | None = None
 
     def release(self, factor: float) -> None:
-        """Launch complete groups from now on, and submit their second stages.
-
-        Args:
-            factor: Scale of sums over ranks.
+        """Launch complete groups from now on, and submit their second stages; ``factor`` scales
+        sums.
         """
         with self.lock:
             self._hold, self._factor = False, factor
@@ -124,13 +115,10 @@ class Step(ABC):
             return False if self._flying else None
 
     def launch_all(self, factor: float) -> None:
-        """Submit every group, within the bound on memory.
+        """Submit every group, within the bound on memory; ``factor`` scales sums over ranks.
 
         Every dense gradient has arrived, on every rank. A group without any gradient (sparse
         parameters, which Horovod exchanges itself) is omitted.
-
-        Args:
-            factor: Scale of sums over ranks.
         """
         with self.lock:
             self._hold, self._all_arrived, self._factor = False, True, factor
@@ -149,10 +137,8 @@ class Step(ABC):
     def result(self, slot: int, absent: bool = False) -> torch.Tensor:
         """Return the reduced gradient of a member, in its own shape and dtype.
 
-        Args:
-            slot: The member.
-            absent: No rank has the gradient. The result is then zero; quantisation could turn the
-                zeros of a bucket into other values.
+        It is zero if no rank has the gradient (``absent``); quantisation could turn the zeros of a
+        bucket into other values.
         """
         for group, _ in self.layout.pieces_of[slot]:
             while group not in self._returned:
@@ -172,9 +158,8 @@ class Step(ABC):
         return tensor
 
     def check_everywhere(self) -> None:
-        """Raise an error, on every rank, if the step must not be applied.
-
-        A rank could not read what it received, or residuals have outgrown the gradients.
+        """Raise an error, on every rank, if a rank could not read what it received, or residuals
+        have outgrown the gradients.
         """
         failed, error = self.failed_everywhere(), cast(Exception | None, self._trips.error)
         if failed:
@@ -226,9 +211,8 @@ class Step(ABC):
 
     @property
     def parts(self) -> list[str]:
-        """Return labels of the parts that are sent, the same on every rank.
-
-        Every dense gradient must have arrived.
+        """Return labels of the parts that are sent, the same on every rank, once every dense
+        gradient is there.
         """
         self.arrivals.read()
         return self.binding.exchange.parts_among(self._groups_here())
@@ -296,10 +280,7 @@ class Step(ABC):
         self._flying.append(flight)
 
     def _advance(self, flight: Flight) -> None:
-        """Wait for a collective, then submit the next one of its group.
-
-        After the last one, launch further groups that fit.
-        """
+        """Wait for a collective, then submit the next one of its group, or launch others."""
         self._flying.remove(flight)
         index, begin = flight.index, time.perf_counter()
         received = flight.request.receive(self.binding.world, flight.handle)

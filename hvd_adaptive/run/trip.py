@@ -46,9 +46,9 @@ class Flight:
     request: Collective
     most: int  # bytes that its exchange holds
     early: int | None = None  # the number of its stages, if they may go on before the first result
-    stages: int = 0  # the number of its stages, in an OrderedStep
-    stage: int = 0
-    is_over: bool = False
+    stages: int = 0  # the number of its collectives, in an OrderedStep
+    stage: int = 0  # the collective that it waits for
+    is_over: bool = False  # its last collective has been received
     handle: Any = None
     begun: float = 0.0
 
@@ -75,18 +75,11 @@ class Trips:
     4. ``commit`` ends the step: residuals become what was not sent. ``abandon`` gives it up.
 
     Args:
-        compressor: The compressor.
-        exchange: This rank's exchange.
-        layout: The layout.
-        number: The step, until ranks that differ in it have compared.
-        gradients: The gradients of this rank.
-        meter: Measures what is sent.
-        attempt: The attempt at the step.
         name: Beginning of the names of collectives.
         residuals: Residuals of this rank, laid out for the step; None without error feedback.
 
     Attributes:
-        number: The step.
+        number: The step, until ranks that differ in it have compared.
         error: The error that every rank must raise after ``agree``, or None.
         working: The most bytes that decoding a group holds, by group; once its trip has begun.
         incomplete: Groups that are sent with zeros for gradients that are missing, because the step
@@ -126,15 +119,8 @@ class Trips:
 
         1. Gather the group's coordinates.
         2. Add the residual to those that are quantised.
-        3. Average them with the other ranks'.
+        3. Average them with the other ranks'; PayloadError is raised as ``Exchange.average`` says.
         4. Check the average, and deliver it.
-
-        Args:
-            index: The group.
-            factor: Scale of sums over ranks.
-
-        Raises:
-            PayloadError: A payload arrived corrupt; see ``Exchange.average``.
         """
         group, begin = self._layout.groups[index], time.perf_counter()
         quantized, codec = self.quantized(index), self._compressor.parts[group.part]

@@ -8,11 +8,7 @@ from hvd_adaptive.run.step import Step
 
 
 class UnorderedStep(Step):
-    """A step of which each rank launches a group, and advances it, as soon as it can.
-
-    Attributes:
-        is_received: All groups have been received, after ``launch_all``.
-    """
+    """A step of which each rank launches a group, and advances it, as soon as it can."""
 
     is_received = False
 

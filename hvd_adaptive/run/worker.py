@@ -21,7 +21,7 @@ import threading
 import time
 import weakref
 from collections.abc import Callable
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 
@@ -40,32 +40,16 @@ FIND_IT = (
 )
 
 
-class Work(Protocol):
-    """Interface of a step that a worker advances.
-
-    Attributes:
-        flushed: The program waits for the step.
-    """
-
-    flushed: bool
-
-    def advance(self) -> bool | None:
-        """Do what can be done without waiting.
-
-        Returns:
-            Whether anything was done; None if there is nothing more to do until ``wake``.
-        """
-
-
 class Worker:
     """A thread that advances the step of one session.
 
     Args:
-        find: Function that returns the step in progress, or None. It must not refer to the session
+        find: Function that returns the step in progress, whose ``advance`` does what can be done
+            without waiting (see ``driver.Road``), or None. It must not refer to the session
             strongly.
     """
 
-    def __init__(self, find: Callable[[], Work | None]) -> None:
+    def __init__(self, find: Callable[[], Any]) -> None:
         self._find = find
         self._wake = threading.Event()
         self._thread: threading.Thread | None = None
@@ -103,10 +87,7 @@ class Worker:
 
 
 def gather_patiently(world: Any, values: torch.Tensor, warn: Callable[[], None]) -> torch.Tensor:
-    """Return all ranks' tensors of equal shape, stacked; call ``warn`` every STALL seconds.
-
-    world: The ranks, which have ``begin_gather``.
-    """
+    """Return all ranks' tensors of equal shape, stacked; call ``warn`` every STALL seconds."""
     begun, pause = world.begin_gather(values), PAUSE / 8
     late = time.monotonic() + STALL
     while not world.is_gathered(begun):

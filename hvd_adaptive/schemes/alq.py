@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Literal
 import numpy as np
 import torch
 
-from hvd_adaptive.adapt.adaptation import Adaptation
+from hvd_adaptive.adapt.statistics import Adaptation
 from hvd_adaptive.base.checks import check_choice, check_flag, check_integer
 from hvd_adaptive.codec.adaptive_codec import NORMS, AdaptiveCodec
 from hvd_adaptive.codec.level_table import LevelTable

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from hvd_adaptive.adapt.adaptation import Adaptation
+from hvd_adaptive.adapt.statistics import Adaptation
 from hvd_adaptive.base.checks import check_choice, check_flag, check_integer
 from hvd_adaptive.codec.adaptive_codec import NORMS, AdaptiveCodec
 from hvd_adaptive.codec.level_table import LevelTable

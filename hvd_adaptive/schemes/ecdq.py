@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 import torch
 
-from hvd_adaptive.adapt.adaptation import Adaptation
+from hvd_adaptive.adapt.statistics import Adaptation
 from hvd_adaptive.base.checks import check_choice, is_real
 from hvd_adaptive.codec.dithered_codec import DitheredCodec
 from hvd_adaptive.compressor import GradientCompressor

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING, Any
 
-from hvd_adaptive.adapt.adaptation import Adaptation
+from hvd_adaptive.adapt.statistics import Adaptation
 from hvd_adaptive.base.checks import check_choice, check_flag, check_integer, is_real
 from hvd_adaptive.codec.adaptive_codec import NORMS, FixedCodec
 from hvd_adaptive.codec.level_table import LevelTable

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, cast
 
-from hvd_adaptive.adapt.adaptation import Adaptation
+from hvd_adaptive.adapt.statistics import Adaptation
 from hvd_adaptive.base.checks import check_choice, check_flag, check_integer
 from hvd_adaptive.codec.adaptive_codec import NORMS, FixedCodec
 from hvd_adaptive.codec.codec import Codec

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from hvd_adaptive.adapt.adaptation import Adaptation
+from hvd_adaptive.adapt.statistics import Adaptation
 from hvd_adaptive.codec.adaptive_codec import FixedCodec
 from hvd_adaptive.codec.level_table import LevelTable
 from hvd_adaptive.levels import uniform_magnitudes

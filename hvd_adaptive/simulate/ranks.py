@@ -15,8 +15,8 @@ import torch
 from hvd_adaptive.base.checks import check_integer
 from hvd_adaptive.base.finite import wide_of
 from hvd_adaptive.compressor import GradientCompressor, check_compressor
+from hvd_adaptive.exchange.auto import EXCHANGES, name_of_exchange
 from hvd_adaptive.exchange.exchange import RankInfo
-from hvd_adaptive.exchange.exchanges import EXCHANGES, name_of_exchange
 from hvd_adaptive.feedback import Residuals
 from hvd_adaptive.layout import Member, build_layout, gather
 from hvd_adaptive.monitor import StepMeter

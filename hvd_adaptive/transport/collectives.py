@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 import torch
 
 from hvd_adaptive.base.device import taken_over
-from hvd_adaptive.coding.owned_buffer import OwnedBuffer, check_owned
+from hvd_adaptive.coding.payload import OwnedBuffer, check_owned
 from hvd_adaptive.transport.world import MOST_DIRECT, World
 
 # Horovod counts the bytes of a collective's result in 32-bit signed displacements.
@@ -37,16 +37,14 @@ class Collective(ABC):
 
     @abstractmethod
     def waiting(self) -> Collective:
-        """Return what ``receive`` needs after ``submit``, without the memory that is sent.
-
-        Horovod keeps that memory as long as needed.
+        """Return what ``receive`` needs after ``submit``, without the memory that is sent, which
+        Horovod keeps as long as needed.
         """
 
     @abstractmethod
     def held_bytes(self, world: World) -> int:
-        """Return the bytes held from ``submit`` to ``receive``, including the result.
-
-        Other ranks are assumed to send as much as this one.
+        """Return the bytes held from ``submit`` to ``receive``, including the result, if other
+        ranks send as much as this one.
         """
 
     @abstractmethod
@@ -112,9 +110,8 @@ class AllGather(Collective):
 
 
 def copies_sent(ranks: int) -> int:
-    """Return the most copies of a rank's data that an allgather holds besides its result.
-
-    See ``World.sends_directly``.
+    """Return the most copies of a rank's data that an allgather holds besides its result; see
+    ``World.sends_directly``.
     """
     return ranks - 1 if 1 < ranks <= MOST_DIRECT else 1
 
@@ -192,9 +189,7 @@ def _joined(parts: Sequence[OwnedBuffer]) -> torch.Tensor:
 
 @dataclass(frozen=True)
 class Among(Collective):
-    """A collective of some ranks, performed as an alltoall of all ranks.
-
-    All ranks must take part at the same time, each with its own members.
+    """A collective of some ranks, performed as an alltoall of all ranks, each with its own members.
 
     Attributes:
         members: The ranks, in the order of ``request``.
@@ -247,11 +242,8 @@ class Among(Collective):
 class InFlight(NamedTuple):
     """A collective in flight whose step was given up.
 
-    Attributes:
-        name: Its name.
-        kind: "payloads" (an AllGather), "parts" (an AllToAll), or Horovod's "allgather" or
-            "broadcast".
-        handle: Its handle.
+    ``kind`` is "payloads" (an AllGather), "parts" (an AllToAll), or Horovod's "allgather" or
+    "broadcast".
     """
 
     name: str

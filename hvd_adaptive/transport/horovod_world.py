@@ -10,6 +10,7 @@ another C++ reference to its tensor, so while views exist, the GIL is not needed
 
 from __future__ import annotations
 
+import json
 import threading
 import time
 from collections.abc import Sequence
@@ -25,12 +26,8 @@ _PAUSE = 0.0005
 
 
 class Abandoned(Exception):
-    """The step that waited for a collective was given up.
-
-    Attributes:
-        name: Name of the collective.
-        handle: Handle of the collective, which is still in flight.
-        operation: Kind of the collective, see ``collectives.Sent``.
+    """The step that waited for the collective ``name``, still in flight, was given up; for its
+    ``operation`` see ``collectives.InFlight.kind``.
     """
 
     def __init__(self, name: str, handle: Any, operation: str) -> None:
@@ -39,11 +36,7 @@ class Abandoned(Exception):
 
 
 def horovod() -> Any:
-    """Return the module ``horovod.torch``.
-
-    Raises:
-        RuntimeError: It is missing or not initialised.
-    """
+    """Return the module ``horovod.torch``; raise RuntimeError if it is missing or not ready."""
     try:
         import horovod.torch as hvd
     except ImportError as error:
@@ -101,10 +94,8 @@ REFERENCES = References()
 class HorovodWorld(World):
     """Ranks of one process set; see World.
 
-    Attributes:
-        hvd: The module ``horovod.torch``.
-        process_set: The process set.
-        left: Set when the step in progress is given up; None if none can be.
+    ``hvd`` is the module ``horovod.torch``. ``left`` is set when the step in progress is given up;
+    None if none can be.
     """
 
     orders_collectives = True
@@ -139,14 +130,7 @@ class HorovodWorld(World):
         return REFERENCES.add(self.generation, handle)
 
     def allreduce(self, data: torch.Tensor, name: str, op: Any, **factors: float) -> Any:
-        """Submit ``hvd.allreduce_async`` and return its handle.
-
-        Args:
-            data: The tensor, which is left as it is.
-            name: Name of the collective.
-            op: Horovod's operation, e.g. ``hvd.Sum``.
-            factors: ``prescale_factor`` and ``postscale_factor``.
-        """
+        """Submit ``hvd.allreduce_async``, which leaves ``data`` as it is, and return its handle."""
         handle = self.hvd.allreduce_async(
             data, name=name, op=op, process_set=self.process_set, **factors
         )
@@ -218,7 +202,53 @@ class HorovodWorld(World):
         self.wait_until_there(handle, name, "allgather")
         return self.synchronize(handle).view(self.size, *values.shape)
 
+    def gather_objects(self, own: Any, name: str) -> list[Any]:
+        """Return all ranks' objects, which JSON can represent."""
+        data = torch.frombuffer(bytearray(json.dumps(own).encode()), dtype=torch.uint8)
+        sizes = self.gather_equal(torch.tensor([data.numel()], device="cpu"), f"{name}.lengths")
+        everyone = self.wait(self.allgather(data, name), name)
+        parts = everyone.split(sizes.view(-1).tolist())
+        return [json.loads(bytes(part.tolist())) for part in parts]
+
     def broadcast(self, values: np.ndarray, name: str) -> np.ndarray:
         data = torch.from_numpy(values.view(np.uint8).copy())
         handle = self.broadcast_from_root(data, name)
         return self.wait(handle, name, "broadcast").numpy().view(values.dtype)
+
+
+class HorovodRounds(HorovodWorld):
+    """Ranks of a process set, with the collectives of ``TorchWorld`` that World lacks.
+
+    They serve sessions in which all gradients arrive at once.
+
+    Args:
+        process_set: The process set; all ranks if None.
+        label: Beginning of the names of collectives, the same on all ranks. No other object of this
+            process may have it.
+    """
+
+    def __init__(self, process_set: Any, label: str) -> None:
+        super().__init__(process_set)
+        self.label = label
+
+    def gather_equal(self, values: torch.Tensor, name: str) -> torch.Tensor:
+        return super().gather_equal(values.contiguous(), f"{self.label}.{name}")
+
+    def begin_gather(self, values: torch.Tensor) -> tuple[Any, tuple[int, ...]]:
+        """Start ``gather_equal`` without waiting; ``end_gather`` returns the result."""
+        return self.allgather(values, f"{self.label}.begun"), (self.size, *values.shape)
+
+    def is_gathered(self, begun: tuple[Any, tuple[int, ...]]) -> bool:
+        """Return whether ``end_gather`` would not wait for other ranks."""
+        return self.poll(begun[0])
+
+    def end_gather(self, begun: tuple[Any, tuple[int, ...]]) -> torch.Tensor:
+        """Return the result of ``begin_gather``."""
+        handle, shape = begun
+        return self.synchronize(handle).view(shape)
+
+    def gather_objects(self, own: Any, name: str = "objects") -> list[Any]:
+        return super().gather_objects(own, f"{self.label}.{name}")
+
+    def forget_lengths(self) -> None:
+        """Do nothing: Horovod's messages may have any length."""

@@ -37,10 +37,9 @@ SLACK, LEAST_SLACK = 32, 64
 class _Handle:
     """A collective in flight; it keeps the memory that it reads and writes.
 
-    Attributes:
-        room: int64 [sender, receiver], bytes of a message that fit into a frame.
-        lengths: Length of each received message, once frames have been received.
-        has_rests: Whether any message of any rank is longer than its frame, likewise.
+    ``room`` is int64 [sender, receiver], bytes of a message that fit into a frame. Once frames have
+    been received, ``lengths`` holds the length of each message, and ``has_rests`` whether any
+    message of any rank is longer than its frame.
     """
 
     name: str
@@ -62,13 +61,10 @@ class _Handle:
 
 
 class TorchWorld(World):
-    """Ranks of a process group; see World.
+    """Ranks of a process group, the default one if None; see World.
 
     Collectives are paired by their order, which must be the same on every rank, not by name.
     Construction is a collective of the ranks.
-
-    Args:
-        group: The process group; the default one if None.
     """
 
     def __init__(self, group: dist.ProcessGroup | None = None) -> None:
@@ -230,13 +226,7 @@ class TorchWorld(World):
         return self._nodes
 
     def _lengths(self, name: str, parts: Sequence[torch.Tensor]) -> torch.Tensor:
-        """Exchange lengths, and enlarge frames accordingly.
-
-        Frames that were once too short get extra room.
-
-        Returns:
-            Lengths, int64 [sender, receiver].
-        """
+        """Exchange lengths, int64 [sender, receiver], and enlarge frames that were too short."""
         own = torch.tensor([part.numel() for part in parts], device="cpu")
         lengths = self.gather_equal(own, name)
         slack = (lengths // SLACK + LEAST_SLACK) * (lengths > 0) if name in self._outgrown else 0

@@ -1,9 +1,10 @@
-"""Define World: the ranks that exchange gradients, and their collectives."""
+"""Define World: the ranks that exchange gradients, their collectives, and the sync of tables."""
 
 from __future__ import annotations
 
+import logging
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -21,8 +22,6 @@ class World(ABC):
     and ``alltoall`` return a handle without waiting.
 
     Attributes:
-        size: Number of ranks.
-        rank: Number of this rank.
         sends_directly: Whether an allgather consists of messages to each rank (``AllGather``).
         orders_collectives: Whether ranks may submit collectives in different orders.
     """
@@ -38,22 +37,19 @@ class World(ABC):
 
     @abstractmethod
     def allgather(self, data: torch.Tensor, name: str) -> Any:
-        """Submit ``data`` (uint8, 1-D, any length) to every rank.
-
-        ``synchronize`` returns all ranks' bytes, concatenated.
+        """Submit ``data`` (uint8, 1-D, any length) to every rank; ``synchronize`` returns all
+        ranks' bytes, concatenated.
         """
 
     @abstractmethod
     def alltoall(self, data: torch.Tensor, splits: torch.Tensor, name: str) -> Any:
         """Submit part r of ``data`` (uint8, 1-D) to rank r; ``splits`` (int32) contains lengths.
-
         ``synchronize`` returns the received bytes and their lengths by rank.
         """
 
     def alltoall_equal(self, data: torch.Tensor) -> torch.Tensor:
-        """Send part r of ``data`` (uint8, 1-D) to rank r, and return what is received.
-
-        All parts of all ranks have the same length. The host waits only if ``data`` is on the CPU.
+        """Send part r of ``data`` (uint8, 1-D) to rank r, and return what is received; all parts
+        are of one length. The host waits only if ``data`` is on the CPU.
         """
         raise NotImplementedError
 
@@ -62,9 +58,8 @@ class World(ABC):
         """Return whether a collective has ended, without waiting."""
 
     def wait_until_there(self, handle: Any, name: str, operation: str) -> None:  # noqa: B027
-        """Wait for a collective that is given up with its step, before ``synchronize``.
-
-        By default no step is given up while it waits.
+        """Wait for a collective that is given up with its step, before ``synchronize``. By default
+        no step is given up while it waits.
         """
 
     @abstractmethod
@@ -94,10 +89,8 @@ class World(ABC):
 
 
 def nodes_of(ranks_per_node: int | None, ranks: int) -> tuple[int, ...]:
-    """Return the node of each rank if consecutive ranks share one; () for None.
-
-    Raises:
-        ValueError: ``ranks_per_node`` does not divide ``ranks``.
+    """Return the node of each rank if consecutive ranks share one; () for None. ValueError is
+    raised if ``ranks_per_node`` does not divide ``ranks``.
     """
     if ranks_per_node is None:
         return ()
@@ -115,3 +108,41 @@ def find_nodes(world: World, name: str) -> tuple[int, ...]:
     if len({nodes.count(node) for node in nodes}) > 1 or len({size for _, size in everyone}) > 1:
         return ()
     return nodes
+
+
+logger = logging.getLogger("hvd_adaptive")
+
+Fit = Callable[[Sequence[np.ndarray]], np.ndarray]
+
+
+class LevelSync:
+    """Gather float64 vectors of equal length, fit on the first rank, and broadcast the result."""
+
+    def __init__(self, world: World, name: str) -> None:
+        self.world, self.name = world, name
+
+    def __call__(self, own: np.ndarray, fit: Fit) -> np.ndarray:
+        """Return ``fit`` of all ranks' vectors, computed by the first rank, on every rank."""
+        world = self.world
+        if world.size == 1:
+            return fit([own])
+        rows = world.gather_equal(torch.from_numpy(own)[None], f"{self.name}.statistics")
+        result = np.empty(0) if world.rank else _attempt(fit, list(rows[:, 0].numpy()))
+        size = world.broadcast(np.array([result.size]), f"{self.name}.table_size")
+        result = result if world.rank == 0 else np.empty(size[0])
+        return _checked(world.broadcast(result, f"{self.name}.table"))
+
+
+def _attempt(fit: Fit, vectors: Sequence[np.ndarray]) -> np.ndarray:
+    """Return the fit, or a single NaN if it failed, because other ranks wait for a result."""
+    try:
+        return fit(vectors)
+    except Exception:
+        logger.exception("the fit of the level table failed")
+        return np.array([np.nan])
+
+
+def _checked(result: np.ndarray) -> np.ndarray:
+    if result.size == 1 and np.isnan(result[0]):
+        raise RuntimeError("the first rank could not fit the level table; its log says why")
+    return result

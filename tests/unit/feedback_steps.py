@@ -6,8 +6,7 @@ from types import SimpleNamespace
 
 import torch
 
-from hvd_adaptive.exchange.allgather import AllgatherExchange
-from hvd_adaptive.exchange.exchange import RankInfo
+from hvd_adaptive.exchange.exchange import AllgatherExchange, RankInfo
 from hvd_adaptive.feedback_weight import Figures, Own, Weights
 from hvd_adaptive.layout import Member, build_layout
 from hvd_adaptive.run.unordered import UnorderedStep

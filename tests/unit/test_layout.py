@@ -11,8 +11,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hvd_adaptive.exchange.allgather import AllgatherExchange
-from hvd_adaptive.exchange.exchange import RankInfo
+from hvd_adaptive.exchange.exchange import AllgatherExchange, RankInfo
 from hvd_adaptive.layout import ALONE, FIRST, Group, Layout, Member, build_layout
 
 DTYPES = (torch.float32, torch.float16, torch.bfloat16, torch.float64)

@@ -16,10 +16,10 @@ from hvd_adaptive.changes import begin_step
 from hvd_adaptive.hooks.connected import ApartFromHorovod, is_first_rank
 from hvd_adaptive.hooks.ddp.buckets import Bucket, BucketBinding, Names
 from hvd_adaptive.hooks.ddp.early import EarlyGroups
-from hvd_adaptive.hooks.ddp.pending import Arrived, Pending, at_end_of_backward, is_nested
+from hvd_adaptive.hooks.ddp.pending import Pending, at_end_of_backward, compare_names, is_nested
 from hvd_adaptive.run.agreement import compare_settings
 from hvd_adaptive.run.ordered_drive import OrderedDriver
-from hvd_adaptive.transport.horovod_rounds import HorovodRounds
+from hvd_adaptive.transport.horovod_world import HorovodRounds
 from hvd_adaptive.transport.torch_world import TorchWorld
 
 if TYPE_CHECKING:
@@ -47,10 +47,7 @@ class BucketSession(ApartFromHorovod):
        else when autograd ends the backward pass: DDP may skip buckets, the last one included.
 
     Args:
-        compressor: What it connects.
-        names: Names of the parameters.
-        group: The process group; None for the default one.
-        make_world: Makes the ranks; None for those of ``group``.
+        make_world: Makes the ranks; None for those of ``group``, the default one if None.
         name: Beginning of the names of collectives.
     """
 
@@ -67,7 +64,7 @@ class BucketSession(ApartFromHorovod):
         self.compressor, self.names, self.group = compressor, names, group
         self._make_world, self._name = make_world or (lambda: TorchWorld(self.group)), name
         self._world: TorchWorld | HorovodRounds | None = None  # until the first bucket
-        self._arrived: Arrived | None = None  # likewise; None if nothing can be skipped
+        self._names_world: TorchWorld | None = None  # likewise; None if nothing can be skipped
         self._binding: BucketBinding | None = None
         self._stale = False
         self._planned: Sequence[Bucket] = ()
@@ -89,10 +86,6 @@ class BucketSession(ApartFromHorovod):
         if not self.was_used and self._world is None:
             self._warn_of_no_use("%s", UNUSED)
 
-    def describe(self) -> str:
-        """Return what the step in progress waits for; see ``Driver.describe``."""
-        return self._driver.describe()
-
     def abandon(self) -> None:
         """Give up the step in progress, if there is one."""
         self._pending = None
@@ -104,12 +97,11 @@ class BucketSession(ApartFromHorovod):
         self.abandon()
         self._early.remove()
         world, self._world, self._binding = self._world, None, None
-        arrived, self._arrived = self._arrived, None
+        of_names, self._names_world = self._names_world, None
         self.was_used = True
-        if isinstance(world, TorchWorld):
-            world.close()
-        if arrived is not None:
-            arrived.close()
+        for used in (world, of_names):
+            if isinstance(used, TorchWorld):
+                used.close()
 
     def rebind(self) -> None:
         """Lay out the next step anew: settings have changed."""
@@ -117,12 +109,10 @@ class BucketSession(ApartFromHorovod):
         self._stale = True
 
     def plan(self, buckets: Sequence[Bucket]) -> None:
-        """Lay out these buckets before the next step, each of whose buckets is one of them.
+        """Lay out these buckets, whose buffers are not read, before the next step, which has no
+        others.
 
         Nothing is sent of a bucket that a step does not bring, and its residuals are kept.
-
-        Args:
-            buckets: The buckets, whose buffers are not read.
         """
         self.rebind()
         self._planned = buckets
@@ -137,7 +127,6 @@ class BucketSession(ApartFromHorovod):
         """Receive a full bucket of a step.
 
         Args:
-            bucket: The bucket.
             index: DDP's number of it. In the first iteration with static_graph=True all are 0.
             is_last: DDP says that it is the last one. If not, perhaps none is.
             as_filled: The bucket is as DDP has filled it; no hook around ours may have changed it.
@@ -182,7 +171,8 @@ class BucketSession(ApartFromHorovod):
         try:
             self._compare_arrived(pending)
             if pending.collects:
-                self._lay_out(pending)
+                self._lay_out_next(pending.binding, pending.buckets)
+                self._driver.begin(pending.binding, pending.buckets[0].buffer.is_cpu)
                 for bucket in pending.buckets:
                     self._hand_over(pending, bucket)
             self._driver.finish()
@@ -205,12 +195,12 @@ class BucketSession(ApartFromHorovod):
 
         If they differ, collectives have been paired wrongly: leave them and their ranks.
         """
-        if self._arrived is None:
+        if self._names_world is None:
             return
         try:
             names = pending.names(self.names, self._early.sent)
             warn = functools.partial(self._driver.warn_of_stall, pending.binding.world.rank)
-            self._arrived.check(self.compressor.step, names, warn)
+            compare_names(self._names_world, self.compressor.step, names, warn)
         except RankMismatchError:
             self._pending, self._world, self._binding = None, None, None
             self._early.stop()
@@ -234,13 +224,8 @@ class BucketSession(ApartFromHorovod):
         binding = self._binding
         self._pending = pending = Pending(binding, collects=not binding.knows(bucket))
         if not pending.collects:
-            self._begin_driving(pending, bucket)
+            self._driver.begin(binding, bucket.buffer.is_cpu)
         return pending
-
-    def _begin_driving(self, pending: Pending, bucket: Bucket) -> None:
-        layout = pending.binding.layout
-        assert layout is not None
-        self._driver.begin(pending.binding, layout, bucket.buffer.is_cpu)
 
     def _hand_over(self, pending: Pending, bucket: Bucket) -> dict[int, torch.Tensor]:
         """Hand the driver a bucket's gradients; return them by slot."""
@@ -252,11 +237,6 @@ class BucketSession(ApartFromHorovod):
 
     def _arrive_early(self, gradients: Mapping[int, torch.Tensor]) -> None:
         self._driver.arrive(gradients, lambda error: None)
-
-    def _lay_out(self, pending: Pending) -> None:
-        """Lay out the buckets that were collected, and begin to drive them."""
-        self._lay_out_next(pending.binding, pending.buckets)
-        self._begin_driving(pending, pending.buckets[0])
 
     def _lay_out_next(self, binding: BucketBinding, buckets: Sequence[Bucket]) -> None:
         """Lay out these buckets from now on."""
@@ -321,6 +301,6 @@ class BucketSession(ApartFromHorovod):
         self._world, self._binding = None, None
         world = self._make_world()
         compare_settings(world, self.compressor)
-        self._arrived = Arrived(self.group) if self._are_replicas else None
+        self._names_world = TorchWorld(self.group) if self._are_replicas else None
         self._world = world
         return world

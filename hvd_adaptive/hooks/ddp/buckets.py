@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import functools
-import hashlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -12,13 +11,13 @@ import torch
 
 from hvd_adaptive.base.device import check_supported
 from hvd_adaptive.coding.header import DTYPE_CODES
-from hvd_adaptive.layout import Group, Layout, Member, build_layout
+from hvd_adaptive.layout import Group, Layout, Member, build_layout, digest
 from hvd_adaptive.run.rank_context import RankContext
 
 if TYPE_CHECKING:
     from hvd_adaptive.compressor import GradientCompressor
     from hvd_adaptive.settings import Settings
-    from hvd_adaptive.transport.horovod_rounds import HorovodRounds
+    from hvd_adaptive.transport.horovod_world import HorovodRounds
     from hvd_adaptive.transport.torch_world import TorchWorld
 
 
@@ -99,16 +98,9 @@ class Bucket:
 
 
 class BucketBinding(RankContext):
-    """A compressor's groups for the buckets of one model.
+    """A compressor's groups for the buckets of one model, laid out when all have been seen.
 
-    Args:
-        compressor: The compressor.
-        world: The ranks.
-        name: Beginning of the names of collectives.
-        in_turn: Gradients arrive one after the other, and not all at the same time.
-
-    Attributes:
-        layout: None until all buckets have been seen.
+    Gradients arrive one after the other if ``in_turn``, else all at the same time.
     """
 
     def __init__(
@@ -150,10 +142,11 @@ class BucketBinding(RankContext):
     def lay_out(
         self, buckets: Sequence[Bucket], names: dict[int, str], rebuilt: bool = False
     ) -> Layout:
-        """Cut buckets into groups; the first bucket's are launched first.
+        """Cut buckets, in the order of their arrival, into groups; the first bucket's are launched
+        first.
 
         Args:
-            buckets: In the order of their arrival.
+            buckets: The buckets.
             names: The parameters' names by ``id``.
             rebuilt: Whether the parameters of each bucket are in the order of arrival, as DDP
                 builds buckets after the first step, and not in the model's.
@@ -188,8 +181,7 @@ class Names:
     Args:
         given: (name, parameter) pairs. If there are none, parameters are numbered in the order of
             the first step's buckets.
-        numbered: Another process's (name, coordinates) in that order, used if the sizes are the
-            same.
+        numbered: Another process's (name, coordinates) in that order, used if the sizes are alike.
     """
 
     def __init__(
@@ -216,10 +208,8 @@ class Names:
         return [(n, p) for n, p in self._alive if id(p) in taken or not p.requires_grad]
 
     def of(self, buckets: Sequence[Bucket], settings: Settings) -> dict[int, str]:
-        """Return the names of all parameters in ``buckets`` by ``id``.
-
-        Raises:
-            ValueError: A parameter has no name.
+        """Return the names of all parameters in ``buckets`` by ``id``; raise ValueError if one has
+        none.
         """
         parameters = [p for bucket in buckets for p in bucket.parameters]
         missing = [p for p in parameters if id(p) not in self._by_id]
@@ -244,13 +234,7 @@ class Names:
 
 
 def _by_bucket(buckets: Sequence[Sequence[Member]], in_turn: bool, **bounds: Any) -> Layout:
-    """Return a layout in which no group has members of two buckets.
-
-    Args:
-        buckets: The members of each bucket; those that arrive last are the first.
-        in_turn: See ``BucketBinding``.
-        **bounds: See ``build_layout``.
-    """
+    """Return a layout in which no group has members of two buckets; the last to come are first."""
     members: list[Member] = []
     groups: list[Group] = []
     fingerprints = []
@@ -260,5 +244,33 @@ def _by_bucket(buckets: Sequence[Sequence[Member]], in_turn: bool, **bounds: Any
         groups += [group.moved(len(members)) for group in layout.groups]
         members += layout.members
         fingerprints.append(layout.fingerprint)
-    digest = hashlib.sha256(repr(fingerprints).encode()).digest()
-    return Layout(members, groups, int.from_bytes(digest[:8], "little"))
+    return Layout(members, groups, digest(fingerprints))
+
+
+DDP, COMPILED = "module.", "_orig_mod."
+
+
+def plain_names(
+    named: Sequence[tuple[str, Any]], patterns: Iterable[str] = ()
+) -> list[tuple[str, Any]]:
+    """Return (name, parameter) pairs with the names that the parameters have in the plain model.
+
+    DistributedDataParallel puts "module." in front of all names, torch.compile "_orig_mod." in
+    front of those of the module that it compiles. A wrapper's name stays if one of the patterns of
+    ``parameter_bits`` has it, or if names would become equal.
+    """
+    names = [name for name, _ in named]
+    kept = [wrapper for wrapper in (DDP, COMPILED) if any(wrapper in p for p in patterns)]
+    prefixes = tuple(wrapper for wrapper in (DDP, COMPILED) if wrapper not in kept)
+    shortened = True
+    while shortened:
+        shortened = False
+        for prefix in prefixes:
+            if names and all(name.startswith(prefix) for name in names):
+                names = [name.removeprefix(prefix) for name in names]
+                shortened = True
+    if COMPILED in prefixes:
+        names = [f".{name}".replace(f".{COMPILED}", ".")[1:] for name in names]
+    if len(set(names)) < len(names):
+        return list(named)
+    return [(name, parameter) for name, (_, parameter) in zip(names, named, strict=True)]

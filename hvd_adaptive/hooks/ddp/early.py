@@ -60,7 +60,6 @@ class EarlyGroups:
         self._forget()
 
     def _forget(self) -> None:
-        """Know no memory."""
         self._addresses: dict[int, int] = {}  # by slot, of the last step
         self._memory: dict[int, torch.Tensor] = {}  # by slot, if two steps had the same
         self._equal: dict[int, torch.Tensor] = {}  # whether a gradient was in its place, by slot
@@ -125,8 +124,7 @@ class EarlyGroups:
     def rest_of(self, gradients: Mapping[int, torch.Tensor]) -> Mapping[int, torch.Tensor]:
         """Return the gradients of a bucket that were not handed over, and hand over none of them.
 
-        Raises:
-            RuntimeError: The bucket has moved since its gradients were handed over.
+        RuntimeError is raised if the bucket has moved since its gradients were handed over.
         """
         sent = self.sent.intersection(gradients)
         if sent and not self._is_known(gradients):
@@ -218,10 +216,7 @@ def _accumulator(parameter: torch.nn.Parameter) -> Any:
 
 
 def _is_at(memory: torch.Tensor, gradient: torch.Tensor | None) -> torch.Tensor:
-    """Return whether memory holds a gradient, in any order: sums of their bits are equal.
-
-    Zeros prove nothing: memory may hold them from the last step.
-    """
+    """Return whether memory holds a gradient in any order, by sums of bits. Zeros prove nothing."""
     if gradient is None or gradient.layout != torch.strided or gradient.dtype != memory.dtype:
         return torch.zeros((), dtype=torch.bool, device=memory.device)
     integers = _INTEGERS[memory.dtype.itemsize]

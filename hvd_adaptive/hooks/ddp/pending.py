@@ -7,18 +7,14 @@ import zlib
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from types import FrameType
-from typing import TYPE_CHECKING
 
 import torch
 
 from hvd_adaptive.base.errors import RankMismatchError
 from hvd_adaptive.hooks.ddp.buckets import Bucket, BucketBinding, Names
-from hvd_adaptive.run.description import differences
+from hvd_adaptive.run.agreement import differences
 from hvd_adaptive.run.worker import gather_patiently
 from hvd_adaptive.transport.torch_world import TorchWorld
-
-if TYPE_CHECKING:
-    import torch.distributed as dist
 
 ADVICE = (
     "Every rank must use the same parameters under the same names; DistributedDataParallel skips "
@@ -32,11 +28,9 @@ class Pending:
     """The buckets of one step, which is known by its parameters: none arrives twice in a step.
 
     Attributes:
-        binding: What they are bound to.
         collects: The driver receives them all at the end, because they have no layout yet.
         plain: They are averaged in full precision, because their averages are needed before the
             last bucket is known.
-        buckets: The buckets.
         parameters: The ``id`` of each parameter.
         gradients: Those that the driver has received with their bucket, by slot.
         ended: The backward pass has ended without some of the parameters.
@@ -57,9 +51,8 @@ class Pending:
         return layout is not None and len(self.parameters) == len(layout.members)
 
     def is_before(self, bucket: Bucket) -> bool:
-        """Return whether a bucket belongs to a later step.
-
-        One of its parameters has arrived already, or it has no place in the layout.
+        """Return whether a bucket belongs to a later step: one of its parameters has arrived
+        already, or it has no place in the layout.
         """
         if not self.parameters.isdisjoint(bucket.identities):
             return True
@@ -67,10 +60,7 @@ class Pending:
 
     def names(self, known: Names, early: Collection[int] = ()) -> list[str]:
         """Return the parameters' names, in the layout's order; numbers if they have none yet.
-
-        Args:
-            known: All names.
-            early: Slots of gradients that arrived before their bucket.
+        Gradients in the slots ``early`` arrived before their bucket.
         """
         layout = self.binding.layout
         if self.collects or layout is None:
@@ -79,41 +69,26 @@ class Pending:
         return [layout.members[slot].name for slot in sorted({*self.gradients, *early})]
 
 
-class Arrived:
-    """The ranks' comparison of what a backward pass has brought, in a process group of its own.
+def compare_names(
+    world: TorchWorld, step: int, names: Sequence[str], warn: Callable[[], None]
+) -> None:
+    """Compare the names of the gradients that a backward pass has brought, a collective.
 
-    Ranks that skip different buckets pair other collectives wrongly, and never receive some.
+    Ranks that skip different buckets pair other collectives wrongly, and never receive some. No
+    other collective uses the process group of ``world``. ``warn`` is called while other ranks let
+    this one wait.
 
-    Args:
-        group: The model's process group; None for the default one.
+    Raises:
+        RankMismatchError: They differ, on all ranks.
     """
-
-    def __init__(self, group: dist.ProcessGroup | None) -> None:
-        self._world = TorchWorld(group)
-
-    def close(self) -> None:
-        """Leave the ranks; see ``TorchWorld.close``."""
-        self._world.close()
-
-    def check(self, step: int, names: Sequence[str], warn: Callable[[], None]) -> None:
-        """Compare names of the gradients of a step, a collective.
-
-        Args:
-            step: The step.
-            names: Names of this rank's gradients.
-            warn: Called while other ranks let this one wait (``gather_patiently``).
-
-        Raises:
-            RankMismatchError: They differ, on all ranks.
-        """
-        row = torch.tensor([zlib.crc32(repr(names).encode())], device="cpu")
-        rows = gather_patiently(self._world, row, warn)
-        if (rows == rows[0]).all():
-            return
-        own = {"the gradients of this step": dict.fromkeys(names, "there")}
-        everyone = self._world.gather_objects(own)
-        mismatch = differences(everyone, range(len(everyone)), ADVICE)
-        raise RankMismatchError(f"step {step}: {mismatch}")
+    row = torch.tensor([zlib.crc32(repr(names).encode())], device="cpu")
+    rows = gather_patiently(world, row, warn)
+    if (rows == rows[0]).all():
+        return
+    own = {"the gradients of this step": dict.fromkeys(names, "there")}
+    everyone = world.gather_objects(own)
+    mismatch = differences(everyone, range(len(everyone)), ADVICE)
+    raise RankMismatchError(f"step {step}: {mismatch}")
 
 
 def at_end_of_backward(call: Callable[[], None]) -> bool:

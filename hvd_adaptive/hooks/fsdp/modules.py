@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+import numpy as np
 import torch
 
-from hvd_adaptive.base.streams import group_number
+from hvd_adaptive.adapt.statistics import Sample
+from hvd_adaptive.base.streams import Use, group_number
 from hvd_adaptive.exchange.parcel import Parcel, RandomStream
-from hvd_adaptive.layout import Group, Layout, Member, Piece
+from hvd_adaptive.layout import Group, Layout, Member, Piece, digest
 
 if TYPE_CHECKING:
     from hvd_adaptive.compressor import GradientCompressor
@@ -39,10 +40,7 @@ class ShardedModule:
 class ShardedModules:
     """The modules of one model, by their index, and the part of the parameters that each is in.
 
-    Args:
-        compressor: The compressor.
-        modules: The modules.
-        shards: What a module reduces are the shards of all ranks; else one shard.
+    What a module reduces are the ``shards`` of all ranks; else one shard.
     """
 
     def __init__(
@@ -89,7 +87,6 @@ class ShardedModules:
         settings, step, part = compressor.settings, compressor.step, module.group.part
         quantized = 0 if step < settings.warmup_steps else module.group.quantized
         described = (module.name, flat.numel(), quantized, str(flat.dtype), self._shards)
-        digest = hashlib.sha256(repr(described).encode()).digest()
         number = group_number(index, call)
         return _ordered(flat.view(-1, module.length), quantized), Parcel(
             codec=compressor.parts[part],
@@ -99,7 +96,7 @@ class ShardedModules:
             device=flat.device,
             stream=RandomStream(compressor._training.instance, settings.seed, step, number),
             factor=factor,
-            layout=int.from_bytes(digest[:8], "little"),
+            layout=digest(described),
             index=index,
             meter=compressor._training.meter,
         )
@@ -130,8 +127,53 @@ class ShardedModules:
             m.group if m.group.pieces else Group(m.group.dtype, pieces=(Piece(i, 0, 0, 0),))
             for i, m in enumerate(self._modules)
         ]
-        digest = hashlib.sha256(repr(groups).encode()).digest()
-        return Layout(members, groups, int.from_bytes(digest[:8], "little"))
+        return Layout(members, groups, digest(groups))
+
+
+class ModuleSamples:
+    """The buckets of one step, by part."""
+
+    def __init__(self, compressor: GradientCompressor, modules: ShardedModules) -> None:
+        self._compressor, self._modules = compressor, modules
+        self._of: dict[str, list[tuple[list[torch.Tensor], float, Group]]] = {}
+
+    def clear(self) -> None:
+        """Forget all buckets."""
+        self._of.clear()
+
+    def draw(self, index: int, flat: torch.Tensor, rank: int, call: int) -> None:
+        """Keep copies of buckets of a module: its share of those of its part.
+
+        ``flat`` is what it reduces, the shards of all ranks in their order. No bucket has
+        coordinates of two shards. ``call`` numbers the calls of the module in this step, from 1.
+        """
+        compressor, module = self._compressor, self._modules[index]
+        settings, group = compressor.settings, module.group
+        most = compressor.parts[group.part].adaptation.samples
+        rows = flat.view(-1, module.length)[:, : group.quantized // (flat.numel() // module.length)]
+        per_row = -(-rows.shape[1] // settings.bucket_size)
+        total = per_row * len(rows)
+        count = min(total, max(1, self._modules.portion(index, most)))
+        key = compressor._training.instance.key(settings.seed, rank, compressor.step, Use.SAMPLE)
+        inside = (index << 32) + call
+        draw = np.random.Generator(np.random.Philox(key=key + (inside << 64)))
+        chosen = np.sort(draw.choice(total, count, replace=False)).tolist()
+        buckets = [
+            rows[place // per_row].split(settings.bucket_size)[place % per_row].float().clone()
+            for place in chosen
+        ]
+        self._of.setdefault(group.part, []).append((buckets, total / count, group))
+
+    def drawn(self, count: int, part: str) -> Sample:
+        """Return the buckets of a part; each weighs as many as it stands for, 1 on average."""
+        kept = self._of.get(part, [])
+        drawn = sum(len(buckets) for buckets, _, _ in kept)
+        total = sum(len(buckets) * weight for buckets, weight, _ in kept)
+        sample = Sample()
+        for buckets, weight, group in kept:
+            for bucket in buckets:
+                sample.add(bucket, weight * drawn / total, group)
+        return sample
 
 
 def _ordered(rows: torch.Tensor, quantized: int) -> torch.Tensor:

@@ -1,20 +1,6 @@
-"""Run the steps of a model that FSDP2 shards, and select the buckets that tables are fitted to."""
+"""Run the steps of a model that FSDP2 shards."""
 
 from __future__ import annotations
-
-from typing import TYPE_CHECKING
-
-import numpy as np
-import torch
-
-from hvd_adaptive.adapt.statistics import Sample
-from hvd_adaptive.base.streams import Use
-from hvd_adaptive.changes import begin_step
-from hvd_adaptive.hooks.fsdp.modules import ShardedModules
-from hvd_adaptive.layout import Group
-
-if TYPE_CHECKING:
-    from hvd_adaptive.compressor import GradientCompressor
 
 import logging
 import zlib
@@ -22,18 +8,18 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
+import torch
 import torch.distributed as dist
 
 from hvd_adaptive.base.device import check_supported
 from hvd_adaptive.base.errors import PayloadError, RankMismatchError, WarnOnce
 from hvd_adaptive.base.finite import narrowed
-from hvd_adaptive.exchange.exchange import RankInfo
+from hvd_adaptive.changes import begin_step
+from hvd_adaptive.exchange.exchange import RankInfo, carry_out
 from hvd_adaptive.exchange.shard_reduce import ShardReduce
 from hvd_adaptive.hooks.connected import ApartFromHorovod, is_first_rank
-from hvd_adaptive.hooks.fsdp.calls import check_everywhere, travelled
-from hvd_adaptive.hooks.fsdp.modules import ShardedModule
-from hvd_adaptive.run.agreement import compare_settings
-from hvd_adaptive.run.failures import Failures
+from hvd_adaptive.hooks.fsdp.modules import ModuleSamples, ShardedModule, ShardedModules
+from hvd_adaptive.run.agreement import Failures, compare_settings, differences
 from hvd_adaptive.run.rank_context import RankContext
 from hvd_adaptive.run.rounded_zeros import RoundedZeros
 from hvd_adaptive.transport.torch_world import TorchWorld
@@ -41,64 +27,9 @@ from hvd_adaptive.transport.torch_world import TorchWorld
 if TYPE_CHECKING:
     from hvd_adaptive.compressor import GradientCompressor
 
-
-class ModuleSamples:
-    """The buckets of one step, by part.
-
-    Args:
-        compressor: The compressor.
-        modules: The modules.
-    """
-
-    def __init__(self, compressor: GradientCompressor, modules: ShardedModules) -> None:
-        self._compressor, self._modules = compressor, modules
-        self._of: dict[str, list[tuple[list[torch.Tensor], float, Group]]] = {}
-
-    def clear(self) -> None:
-        """Forget all buckets."""
-        self._of.clear()
-
-    def draw(self, index: int, flat: torch.Tensor, rank: int, call: int) -> None:
-        """Keep copies of buckets of a module: its share of those of its part.
-
-        Args:
-            index: The module.
-            flat: What it reduces, the shards of all ranks in their order. No bucket has coordinates
-                of two shards.
-            rank: This rank.
-            call: Number of the call among those of the module in this step, from 1.
-        """
-        compressor, module = self._compressor, self._modules[index]
-        settings, group = compressor.settings, module.group
-        most = compressor.parts[group.part].adaptation.samples
-        rows = flat.view(-1, module.length)[:, : group.quantized // (flat.numel() // module.length)]
-        per_row = -(-rows.shape[1] // settings.bucket_size)
-        total = per_row * len(rows)
-        count = min(total, max(1, self._modules.portion(index, most)))
-        key = compressor._training.instance.key(settings.seed, rank, compressor.step, Use.SAMPLE)
-        inside = (index << 32) + call
-        draw = np.random.Generator(np.random.Philox(key=key + (inside << 64)))
-        chosen = np.sort(draw.choice(total, count, replace=False)).tolist()
-        buckets = [
-            rows[place // per_row].split(settings.bucket_size)[place % per_row].float().clone()
-            for place in chosen
-        ]
-        self._of.setdefault(group.part, []).append((buckets, total / count, group))
-
-    def drawn(self, count: int, part: str) -> Sample:
-        """Return the buckets of a part; each weighs as many as it stands for, 1 on average."""
-        kept = self._of.get(part, [])
-        drawn = sum(len(buckets) for buckets, _, _ in kept)
-        total = sum(len(buckets) * weight for buckets, weight, _ in kept)
-        sample = Sample()
-        for buckets, weight, group in kept:
-            for bucket in buckets:
-                sample.add(bucket, weight * drawn / total, group)
-        return sample
-
-
 logger = logging.getLogger("hvd_adaptive")
 
+ADVICE = "Every rank must run the same modules, and finish the same steps"
 # Calls of one module in a step after which a missing ``finish`` is warned of.
 MANY_CALLS = 256
 UNUSED = (
@@ -116,8 +47,6 @@ class ShardedSession(ApartFromHorovod):
        that all raise the same error. Tables are fitted if that is due, and used from the next step.
 
     Args:
-        compressor: The compressor.
-        modules: The modules.
         label: Beginning of collectives' names.
         shards: Ranks keep shards of the average; else each rank gets all of it.
     """
@@ -148,12 +77,10 @@ class ShardedSession(ApartFromHorovod):
 
     @property
     def exchange(self) -> str | None:
-        """See Connection.exchange."""
         return "reduce_scatter" if self._shards else super().exchange
 
     @property
     def is_idle(self) -> bool:
-        """See Connection.is_idle."""
         return not self._calls
 
     def warn_if_unused(self) -> None:
@@ -211,7 +138,7 @@ class ShardedSession(ApartFromHorovod):
         try:
             route = binding.exchange.average(parcel, ordered, ordered[: parcel.quantized])
             del ordered
-            average = travelled(world, route, f"{self._label}.{index}", index, meter)
+            average = carry_out(route, world, f"{self._label}.{index}", meter, index)
         except PayloadError as error:
             self._failures.note(index, error)
             out.fill_(float("nan"))
@@ -248,11 +175,7 @@ class ShardedSession(ApartFromHorovod):
                 self._failures.note(index, error)
         self._unchecked.clear()
         try:
-            calls = zlib.crc32(repr(sorted(self._calls.items())).encode())
-            name_of = {index: self._modules[index].name for index in self._calls}
-            check_everywhere(
-                world, compressor, f"{self._label}.corrupt", self._failures, calls, name_of
-            )
+            self._compare(world)
         except (PayloadError, RankMismatchError):
             self.abandon()
             raise
@@ -269,6 +192,29 @@ class ShardedSession(ApartFromHorovod):
         self._samples.clear()
         compressor._training.meter.finish()
         self._binding.monitored.step_ended(self._binding, step, layout, self._device)
+
+    def _compare(self, world: TorchWorld) -> None:
+        """Compare the ranks' positions and failures, a collective; see ``finish``."""
+        compressor, failures = self.compressor, self._failures
+        calls = zlib.crc32(repr(sorted(self._calls.items())).encode())
+        own = [compressor.step, compressor.parts.default.settings_fingerprint, calls]
+        failed, rows = failures.everywhere(world, f"{self._label}.corrupt", own)
+        described = [
+            {
+                "the step": {"its number": str(int(step))},
+                "settings": {"all of them": f"{int(settings):08x}"},
+                "modules": {"those reduced": f"{int(modules):08x}"},
+            }
+            for step, settings, modules in rows
+        ]
+        if mismatch := differences(described, range(len(described)), ADVICE):
+            raise RankMismatchError(mismatch) from failures.first
+        if failed:
+            names = [f"rank {rank} ({self._modules[i].name})" for rank, i in failed.items()]
+            raise PayloadError(
+                f"step {compressor.step}: a payload arrived corrupt at {', '.join(names)}. No rank "
+                "takes the optimizer's step: call zero_grad() and go on"
+            ) from failures.first
 
     @property
     def place(self) -> tuple[int, int]:

@@ -10,14 +10,13 @@ step ends after all of these collectives; then its names may be used again.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 import torch
 
-from hvd_adaptive.coding.owned_buffer import OwnedBuffer
+from hvd_adaptive.coding.payload import OwnedBuffer
 from hvd_adaptive.transport.collectives import AllGather, AllToAll, InFlight
 
 if TYPE_CHECKING:
@@ -35,10 +34,10 @@ KINDS: dict[str, Callable[[HorovodWorld, str, OwnedBuffer], Any]] = {
 
 
 class AbandonedSteps:
-    """Hold the given-up collectives of one compressor among the same ranks.
+    """The given-up collectives of one compressor among the same ranks.
 
-    attempt: the number of the attempt at the step in progress, from 0.
-    flying: what is in flight.
+    ``attempt`` is the number of the attempt at the step in progress, from 0; ``flying`` is in
+    flight.
     """
 
     def __init__(self) -> None:
@@ -49,12 +48,7 @@ class AbandonedSteps:
         self._generation: Any = None
 
     def add_step(self, step: Any, generation: Any) -> None:
-        """Add a Step or a JoinedStep that is given up.
-
-        Args:
-            step: The step.
-            generation: HorovodWorld.generation when it began.
-        """
+        """Add a step that is given up, and that began in ``generation`` of Horovod."""
         self._bury(generation)
         self.flying += step.abandon()  # its worker then adds no more names
         self._names |= step.names
@@ -75,14 +69,16 @@ class AbandonedSteps:
         """Complete what is in flight on any rank. All ranks call this at the same attempt.
 
         A rank may give this attempt up before it has read the other ranks' lists. A collective
-        therefore remains in its list until it ends.
-
-        label: ends the names of this method's collectives.  device: where gradients are.
+        therefore remains in its list until it ends. ``label`` ends the names of this method's
+        collectives.
         """
         self._bury(world.generation)
         nothing = OwnedBuffer.copy_of(torch.zeros(4, dtype=torch.uint8, device=device))
         flying = [sent for sent in self.flying if not world.poll(sent.handle)]
-        for name, kind in _in_flight_anywhere(world, flying, f"hvd_adaptive.abandoned.{label}"):
+        own = [(sent.name, sent.kind) for sent in flying]
+        everyone = world.gather_objects(own, f"hvd_adaptive.abandoned.{label}")
+        # In one order on all ranks.
+        for name, kind in sorted({(name, kind) for of_rank in everyone for name, kind in of_rank}):
             if name not in self._names:
                 self._substitutes.append(KINDS[kind](world, name, nothing))
                 self._names.add(name)
@@ -94,17 +90,3 @@ class AbandonedSteps:
             with suppress(RuntimeError):  # no rank reads the result
                 world.synchronize(handle)
         self.attempt, self._names, self.flying, self._substitutes = 0, set(), [], []
-
-
-def _in_flight_anywhere(
-    world: HorovodWorld, own: list[InFlight], name: str
-) -> list[tuple[str, str]]:
-    """Return name and kind of all that is in flight on any rank, in one order on all ranks."""
-    text = json.dumps([(sent.name, sent.kind) for sent in own]).encode()
-    data = torch.frombuffer(bytearray(text), dtype=torch.uint8)
-    lengths = world.gather_equal(
-        torch.tensor([data.numel()], device="cpu"), f"{name}.lengths"
-    ).view(-1)
-    everyone = world.wait(world.allgather(data, name), name)
-    everywhere = [json.loads(bytes(part.tolist())) for part in everyone.split(lengths.tolist())]
-    return sorted({(name, kind) for of_rank in everywhere for name, kind in of_rank})

@@ -28,7 +28,7 @@ import torch
 
 from hvd_adaptive.adapt.updates import NOTHING
 from hvd_adaptive.hooks.horovod.placeholder import disagreement, position
-from hvd_adaptive.run.description import Description, checksum, describe, differences
+from hvd_adaptive.run.agreement import Description, checksum, describe, differences
 
 if TYPE_CHECKING:
     from hvd_adaptive.compressor import GradientCompressor
@@ -45,11 +45,6 @@ _PAUSE = 0.0005
 
 class Agreement:
     """Compare what must be the same on all ranks: settings, parameters, and each step's position.
-
-    Args:
-        compressor: The compressor.
-        owner: Its optimizer; None if none was found.
-        world: The ranks.
 
     Attributes:
         is_new: Ranks have not agreed in any step yet.
@@ -77,10 +72,7 @@ class Agreement:
         self._queue: deque[tuple[str, torch.Tensor]] = deque()
 
     def begin_step(self, groups: RankContext) -> None:
-        """Note what is fitted at the compressor's step.
-
-        Wrong ``update_steps`` raise here, before anything is sent.
-        """
+        """Note what is fitted at the compressor's step. Wrong ``update_steps`` raise here."""
         step, updates = self._compressor.step, self._compressor._training.updates
         groups.prepare(step)
         self._due = due = updates.at(step)
@@ -182,9 +174,8 @@ class Agreement:
         }
 
     def _submit_others(self, everyone: list[Description]) -> None:
-        """Submit placeholders, as the optimizer would, for parameters that only other ranks have.
-
-        Then every placeholder is reduced, and every rank reaches ``decompress``.
+        """Submit placeholders for parameters that only other ranks have, as these ranks' optimizers
+        do.
         """
         world, owner = self._world, self._owner
         optimizer = None if owner is None or owner.optimizer is None else owner.optimizer()

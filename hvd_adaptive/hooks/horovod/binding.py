@@ -1,18 +1,21 @@
-"""Bind a compressor to an optimizer: its ranks, its parameters, its groups and their names."""
+"""Bind a compressor to an optimizer: its ranks, its parameters, its groups and their names.
+
+No two optimizers of a process share names of collectives.
+"""
 
 from __future__ import annotations
 
 import functools
 import logging
+import os
 import zlib
-from typing import TYPE_CHECKING
+from collections import Counter
+from typing import TYPE_CHECKING, Any
 
 from hvd_adaptive.hooks.horovod.abandoned_steps import AbandonedSteps
 from hvd_adaptive.hooks.horovod.agreement import Agreement
-from hvd_adaptive.hooks.horovod.changed import gradient_dtype, is_laid_out
-from hvd_adaptive.hooks.horovod.names import ClaimedNames, warn_of_many
 from hvd_adaptive.hooks.horovod.owner import Owner, find_owner, take_adasums_step_back
-from hvd_adaptive.hooks.horovod.served import ServedParameters
+from hvd_adaptive.hooks.horovod.served import ServedParameters, gradient_dtype, is_laid_out
 from hvd_adaptive.layout import Layout, Member, build_layout
 from hvd_adaptive.run.rank_context import RankContext
 from hvd_adaptive.transport.horovod_world import HorovodWorld, horovod
@@ -23,21 +26,72 @@ if TYPE_CHECKING:
 logger = logging.getLogger("hvd_adaptive")
 
 
+_taken: Counter[str] = Counter()
+_taken_in: list[Any] = [None]  # World.generation
+
+
+def forget_names() -> None:
+    """Count from zero again, as ranks that join do: Horovod has been initialised anew."""
+    _taken.clear()
+
+
+def claim_name(fingerprint: int, generation: Any) -> str:
+    """Return a collective name that no other binding has in this generation of Horovod.
+
+    Bindings of equal layouts and settings are counted in the order in which optimizers first call
+    their compressors. The program determines this order, so it is the same on all ranks. (The
+    lowest unused number would depend on when each rank collects its garbage.)
+    """
+    if _taken_in[0] is not generation:
+        forget_names()
+        _taken_in[0] = generation
+    base = f"hvd_adaptive.{fingerprint:016x}"
+    _taken[base] += 1
+    return f"{base}.{_taken[base] - 1}"
+
+
+class ClaimedNames:
+    """Claim names of the groups of one compressor, by fingerprint."""
+
+    def __init__(self) -> None:
+        self._names: dict[int, str] = {}
+
+    def of(self, fingerprint: int, generation: Any) -> str:
+        """Return the name of these groups in a generation of Horovod: settings that return have
+        their earlier name again, because new names would fill Horovod's response cache.
+        """
+        if fingerprint not in self._names:
+            self._names[fingerprint] = claim_name(fingerprint, generation)
+        return self._names[fingerprint]
+
+
+def warn_of_many(count: int) -> None:
+    """Warn if placeholders and groups have more names than Horovod's response cache holds."""
+    cached = os.environ.get("HOROVOD_CACHE_CAPACITY", "1024")
+    if cached.isdecimal() and 0 < int(cached) < count:
+        logger.warning(
+            "%d gradients and groups are more than the %s names of Horovod's response cache: "
+            "raise HOROVOD_CACHE_CAPACITY, or each step negotiates them anew",
+            count,
+            cached,
+        )
+
+
 class Binding(RankContext):
     """Bind a compressor's groups to one Horovod optimizer.
 
-    layout: None if no optimizer was found; then each step lays out the gradients that arrived.
-    owner: the optimizer; None if none was found.
-    has_optimizer: Horovod's optimizer calls.
-    parameters: its parameters by slot.
-    agreement: what ranks must have in common.
-    abandoned: what is in flight of steps that were given up, and the attempt at this one.
+    Attributes:
+        layout: None if no optimizer was found; then each step lays out the gradients that arrived.
+        owner: The optimizer; None if none was found.
+        has_optimizer: Horovod's optimizer calls.
+        parameters: Its parameters by slot.
+        agreement: What ranks must have in common.
+        abandoned: What is in flight of steps that were given up, and the attempt at this one.
     """
 
     def __init__(self, compressor: GradientCompressor, known: Binding | None = None) -> None:
-        """Bind ``compressor`` to the optimizer that calls it.
-
-        known: the binding that this one replaces.
+        """Bind ``compressor`` to the optimizer that calls it, in place of the binding that is
+        known.
         """
         self.owner = _owner_of(compressor)
         self.has_optimizer = self.owner is not None and self.owner.optimizer is not None
@@ -89,9 +143,8 @@ class Binding(RankContext):
         return self.build_layout(self._members, functools.partial(build_layout, by_name=by_name))
 
     def lay_out_by_name(self) -> Layout:
-        """Return the layout whose groups follow names: ranks register parameters differently.
-
-        Slots stay the same.
+        """Return the layout whose groups follow names: ranks register parameters differently. Slots
+        stay.
         """
         logger.warning(
             "ranks register the model's parameters in different orders: groups follow the "
@@ -101,10 +154,8 @@ class Binding(RankContext):
         return self.layout
 
     def is_current(self) -> bool:
-        """Return whether ranks, optimizer, and dtypes and shapes of parameters are still the same.
-
-        Raises:
-            RuntimeError: A second optimizer calls.
+        """Return whether ranks, optimizer, and dtypes and shapes of parameters are still the same;
+        raise RuntimeError if a second optimizer calls.
         """
         same = self.world.is_current() and (
             self.owner is None or self.parameters.is_called_by_its_optimizer()

@@ -20,8 +20,8 @@ import torch
 
 from hvd_adaptive.base.device import finished_on
 from hvd_adaptive.base.errors import RankMismatchError
+from hvd_adaptive.hooks.horovod.elastic import take_first_state
 from hvd_adaptive.hooks.horovod.joined import JoinedStep
-from hvd_adaptive.hooks.horovod.newcomers import take_first_state
 from hvd_adaptive.hooks.horovod.placeholder import Reduction, StepsDiffer, check_reduced
 from hvd_adaptive.layout import Layout, Member, build_layout
 from hvd_adaptive.run.driver import Drive, Road
@@ -31,8 +31,8 @@ from hvd_adaptive.transport.horovod_world import Abandoned
 
 if TYPE_CHECKING:
     from hvd_adaptive.hooks.horovod.binding import Binding
-    from hvd_adaptive.hooks.horovod.changed import Watch
     from hvd_adaptive.hooks.horovod.placeholder import Placeholders
+    from hvd_adaptive.hooks.horovod.served import Watch
     from hvd_adaptive.run.worker import Worker
 
 logger = logging.getLogger("hvd_adaptive")
@@ -58,10 +58,7 @@ class HorovodDrive(Drive):
     """Take one step to its end.
 
     Args:
-        binding: The binding.
         attempt: Not used: attempts are counted for the ranks (abandoned_steps.py).
-        lock: See ``Drive``.
-        worker: See ``Drive``.
         layout: The layout; None if no optimizer names gradients. They are then laid out when all
             have arrived.
         last_generation: Horovod's generation when the compressor's last step ended; None if there
@@ -77,10 +74,8 @@ class HorovodDrive(Drive):
         watch: Detects changes of gradients; None if no optimizer was found.
         any_step: Ranks have compared their steps, and may differ in them.
         closed: No further gradient may join the others.
-        generation: Horovod's (``HorovodWorld.generation``) when the step began.
         here: By slot, whether a gradient has arrived.
         unreturned: Number of gradients that have arrived and whose averages were not returned.
-        holder: Weak reference to what the step's tickets hold; None before the first ticket.
     """
 
     def __init__(
@@ -116,8 +111,9 @@ class HorovodDrive(Drive):
             binding.agreement.submit(binding, binding.abandoned.attempt)
 
     def hold(self) -> _Holder:
-        """Return what all tickets hold. If all are dropped, the step is left: Horovod dropped its
-        gradients without calls of decompress."""
+        """Return what all tickets hold. If all are dropped, without calls of decompress, the step
+        is left.
+        """
         holder, left = _Holder(), self.left
         holder.drive = self
         self.holder = weakref.ref(holder, lambda _: left.set())
@@ -153,8 +149,7 @@ class HorovodDrive(Drive):
 
     @property
     def _is_new(self) -> bool:
-        """Return whether ranks have never agreed: they may have different parameters, and wait for
-        each other's placeholders until they find out."""
+        """Return whether ranks have never agreed, and may wait for each other's placeholders."""
         return self.named and self.binding.agreement.is_new
 
     def road(self) -> Road:
@@ -173,14 +168,7 @@ class HorovodDrive(Drive):
         yield from (self._exchange() if takes_part else self._sum_of_some())
 
     def _agree(self, reduced: torch.Tensor) -> Road:
-        """Read what ranks have compared.
-
-        Ranks that differ in the step alone may go on from the first rank's state.
-
-        Raises:
-            RankMismatchError: Ranks differ; with the same message on all ranks.
-            ValueError: The op is neither Average nor Sum.
-        """
+        """Read what ranks have compared; raise RankMismatchError, the same one on all ranks."""
         world, own = self.binding.world, self.binding.agreement.own if self.named else None
         try:
             self.read = check_reduced(reduced, world.size, own=own)
@@ -205,7 +193,7 @@ class HorovodDrive(Drive):
         raise RankMismatchError(mismatch or str(error))
 
     def _take_first_state(self) -> bool:
-        """Return whether ranks have the same state now; see newcomers.py."""
+        """Return whether ranks have the same state now."""
         binding, compressor = self.binding, self.binding.compressor
         name, attempt = binding.name or binding.unnamed, binding.abandoned.attempt
         last = self._last_generation

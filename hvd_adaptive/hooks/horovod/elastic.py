@@ -14,22 +14,40 @@ handler works as follows when workers join or leave:
 from __future__ import annotations
 
 import copy
+import io
+import logging
 import sys
+from abc import ABC, abstractmethod
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import torch
 
+from hvd_adaptive.hooks.horovod.agreement import tables_fitted
+
 if TYPE_CHECKING:
     from hvd_adaptive.compressor import GradientCompressor
+    from hvd_adaptive.transport.horovod_world import HorovodWorld
 
 
-class CompressorStateHandler:
-    """Horovod's StateHandler for compressors."""
+class _Handler(ABC):
+    """Horovod's StateHandler."""
 
-    def __init__(self, compressor: GradientCompressor) -> None:
-        self.value = compressor
+    def __init__(self, value: Any) -> None:
+        self.set_value(value)
+
+    def set_value(self, value: Any) -> None:
+        """Handle another object from now on."""
+        self.value = value
         self.save()
+
+    @abstractmethod
+    def save(self) -> None:
+        """Keep a copy of the current state."""
+
+
+class CompressorStateHandler(_Handler):
+    """Horovod's StateHandler for compressors."""
 
     def save(self) -> None:
         """Keep a copy of the current state."""
@@ -46,7 +64,7 @@ class CompressorStateHandler:
         """Load the first rank's state on every rank. This is a collective."""
         import horovod.torch as hvd
 
-        from hvd_adaptive.hooks.horovod.names import forget_names
+        from hvd_adaptive.hooks.horovod.binding import forget_names
 
         compressor, residuals = self.value, self.value._training.residuals
         compressor.close()
@@ -58,37 +76,13 @@ class CompressorStateHandler:
             compressor._training.residuals.load_from(residuals)
         self.save()
 
-    def set_value(self, compressor: GradientCompressor) -> None:
-        """Handle another compressor from now on."""
-        self.value = compressor
-        self.save()
 
-
-class Local(Protocol):
-    """Define LocalSGD as its handler uses it."""
-
-    def connect(self) -> None:
-        """Find the ranks."""
-
-    def state_dict(self) -> dict[str, Any]:
-        """Return the state."""
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Load a state of this rank."""
-
-    def load_from(self, state: Mapping[str, Any]) -> None:
-        """Load a state of another rank."""
-
-
-class LocalStateHandler:
+class LocalStateHandler(_Handler):
     """Horovod's StateHandler for LocalSGD.
 
     Within a round each rank has parameters and a state of its own. ``sync`` copies the first rank's
     to all ranks, so what the others have learned since the last round is lost.
     """
-
-    def __init__(self, local: Local) -> None:
-        self.set_value(local)
 
     def save(self) -> None:
         """Keep a copy of the current state."""
@@ -113,11 +107,6 @@ class LocalStateHandler:
         if own["compressor"] is not None:
             shared["compressor"] = with_own(shared["compressor"], own["compressor"])
         local.load_from(shared)
-        self.save()
-
-    def set_value(self, local: Local) -> None:
-        """Handle another object from now on."""
-        self.value = local
         self.save()
 
 
@@ -165,3 +154,68 @@ def with_own(shared: Mapping[str, Any], own: Mapping[str, Any]) -> dict[str, Any
             n: with_own(part, parts.get(n, {})) for n, part in shared["parts"].items()
         }
     return state
+
+
+logger = logging.getLogger("hvd_adaptive")
+
+
+def take_first_state(
+    world: HorovodWorld, compressor: GradientCompressor, name: str, attempt: int, survives: bool
+) -> bool:
+    """Give ranks that differ in the step alone the same state. This is a collective.
+
+    Elastic Horovod starts workers in the middle of training. Their compressors are new, at step 0,
+    and those of workers that survived a crash may be a step apart. If the elastic state does not
+    hold the compressor, ranks detect here that they differ in the step alone.
+
+    A rank adopts the first rank's state if its own is at step 0, or of an earlier generation of
+    Horovod. It also does so if it has another table at the same step, and an attempt at the step
+    was given up while tables were fitted. Any other difference is an error of the program: a rank
+    made one more step, or loaded another checkpoint. Residuals belong to each rank: newcomers have
+    none, and the other ranks keep theirs.
+
+    Args:
+        world: The ranks, none of which has sent anything of the step.
+        name: Beginning of the collectives' names.
+        survives: The state is of an earlier generation of Horovod.
+
+    Returns:
+        False, on all ranks, if the difference is an error.
+    """
+    step = compressor.step
+    numbers = [step, tables_fitted(compressor), attempt, int(step == 0 or survives)]
+    own = torch.tensor(numbers, device="cpu")
+    rows = world.gather_equal(own, f"{name}.newcomers").tolist()
+    others = [rank for rank, row in enumerate(rows) if row[:2] != rows[0][:2]]
+    steps = [row[0] for row in rows]
+    torn = [attempt > 0 and step == steps[0] for step, _, attempt, _ in rows]
+    may_take = [bool(row[3]) or of_fit for row, of_fit in zip(rows, torn, strict=True)]
+    same_attempt = len({row[2] for row in rows}) == 1
+    if not (others and same_attempt and all(may_take[rank] for rank in others)):
+        return False
+    state = _first_state(world, compressor, f"{name}.newcomers.state")
+    takes = world.rank in others
+    logger.log(
+        logging.WARNING if takes else logging.INFO,
+        "ranks %s were at steps %s, and go on from the first rank's step %d with its level tables; "
+        "residuals of newcomers start from zero",
+        [world.process_set.ranks[rank] for rank in others],
+        sorted({steps[rank] for rank in others}),
+        steps[0],
+    )
+    if takes:
+        residuals = compressor._training.residuals
+        compressor.load_state_dict(with_own(state, compressor.state_dict()), in_step=True)
+        compressor._training.residuals = residuals
+    return True
+
+
+def _first_state(world: HorovodWorld, compressor: GradientCompressor, name: str) -> dict:
+    """Return the first rank's state, without the values that belong to each rank."""
+    data = torch.empty(0, dtype=torch.uint8, device="cpu")
+    if world.rank == 0:
+        file = io.BytesIO()
+        torch.save(without_own(compressor.state_dict()), file)
+        data = torch.frombuffer(bytearray(file.getvalue()), dtype=torch.uint8)
+    data = world.wait(world.allgather(data, name), name)
+    return torch.load(io.BytesIO(bytes(data.numpy())), weights_only=True)

@@ -18,12 +18,13 @@ FRAMES = 5
 
 @dataclass(frozen=True)
 class Owner:
-    """Hold named parameters whose gradients arrive, with the optimizer's op and process set.
+    """Named parameters whose gradients arrive, with the optimizer's op and process set.
 
-    named_parameters: in the order of registration, as far as the optimizer's groups show it.
-    optimizer: a weak reference, or None if the user gave the names.
-    frozen: the optimizer's other parameters, which required no gradient when it was constructed.
-    frozen_elsewhere: further named parameters that require no gradient.
+    Attributes:
+        named_parameters: In the order of registration, as far as the optimizer's groups show it.
+        optimizer: A weak reference, or None if the user gave the names.
+        frozen: The optimizer's other parameters, which required no gradient when it was made.
+        frozen_elsewhere: Further named parameters that require no gradient.
     """
 
     named_parameters: list[tuple[str, torch.nn.Parameter]]
@@ -37,8 +38,8 @@ class Owner:
 def find_owner(compressor: Any, callers_only: bool = False) -> Owner | None:
     """Return the Horovod optimizer that holds ``compressor``, from inside its call of compress.
 
-    Horovod passes no name to compress. The optimizer is therefore searched for among the callers
-    (10 us) and then, unless ``callers_only``, among all referrers of the compressor (slow).
+    Horovod passes no name. So the optimizer is searched for among the callers (10 us) and then,
+    unless ``callers_only``, among all referrers of the compressor (slow).
     """
     frame = calling_frame(compressor)
     optimizer = None if frame is None else frame.f_locals["self"]
@@ -61,9 +62,9 @@ def calling_parameter(compressor: Any) -> torch.Tensor | None:
 
 
 def take_adasums_step_back(compressor: Any) -> None:
-    """Restore the parameter and the optimizer's parameter groups in a call by Horovod's Adasum
-    optimizer, which steps a parameter, and replaces it by the difference, before it calls
-    compress."""
+    """Restore what Horovod's Adasum optimizer has changed before it calls compress: it steps a
+    parameter, replaces it by the difference, and stashes parameter groups.
+    """
     frame = calling_frame(compressor)
     if frame is None:
         return
@@ -109,10 +110,8 @@ def unhooked(optimizer: Any) -> list[tuple[str, torch.nn.Parameter]]:
 def in_modules(
     named_parameters: Sequence[tuple[str, torch.nn.Parameter]],
 ) -> list[tuple[str, torch.nn.Parameter]]:
-    """Return parameters with those of a module together, as the model registers them.
-
-    An optimizer may hold weights in one group and biases in another. Modules, and parameters in
-    them, keep the order in which they first appear.
+    """Return parameters with those of a module together, in the order in which they first appear:
+    an optimizer may hold weights in one group and biases in another.
     """
     seen: dict[str, int] = {}
 

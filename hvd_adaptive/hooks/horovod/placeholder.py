@@ -45,12 +45,13 @@ _TOPICS = (
 
 
 class Reduction(NamedTuple):
-    """Hold the reduction that Horovod applied to a position.
+    """The reduction that Horovod applied to a position.
 
-    factor: turns a sum over ranks into its result: 1/size or 1.
-    active: the number of ranks that took part; fewer than all if some have called hvd.join().
-    same_groups: whether ranks cut their parameters into the same groups.
-    compares: whether a rank wants ranks to compare their parameters.
+    Attributes:
+        factor: Turns a sum over ranks into its result: 1/size or 1.
+        active: Number of ranks that took part; fewer than all if some have called hvd.join().
+        same_groups: Whether ranks cut their parameters into the same groups.
+        compares: Whether a rank wants ranks to compare their parameters.
     """
 
     factor: float
@@ -79,9 +80,7 @@ def position(
     """Return a rank's position: the sum over ranks shows whether all positions are equal.
 
     Args:
-        rank: This rank.
         slot: The gradient, for a placeholder; 0 for a step.
-        step: The step.
         fingerprint: 32 bits of what must be equal on all ranks in every step.
         progress: What must be equal on all ranks in this step, besides ``step``.
         groups: Number of the groups; if it differs between ranks, they change their groups.
@@ -95,16 +94,10 @@ def position(
 
 
 class Placeholders:
-    """Keep the numbers that Horovod's optimizer reduces instead of gradients.
+    """The numbers that Horovod's optimizer reduces instead of gradients: 1 if one is missing on
+    this rank, and zeros replace it.
 
     New tensors for each of thousands of gradients would cost time in each step.
-
-    Args:
-        count: Number of gradients.
-
-    Attributes:
-        tensors: What Horovod reduces in place of each gradient: 1 if it is missing on this rank,
-            and zeros replace it.
     """
 
     def __init__(self, count: int) -> None:
@@ -129,7 +122,6 @@ def check_reduced(
 
     Args:
         reduced: The reduced position.
-        size: Number of ranks.
         any_step: Whether ranks may differ in the step.
         own: This rank's position, if the reduction is known to be a sum.
 
@@ -160,10 +152,9 @@ def check_reduced(
 
 
 def disagreement(reduced: torch.Tensor, size: int) -> str | None:
-    """Return a name for what ranks disagree on.
-
-    The name does not depend on which position of a step a rank reads first. It is None if some
-    ranks have called hvd.join(), or if only the order differs, which others may not show.
+    """Return a name for what ranks disagree on, which does not depend on the position that a rank
+    reads first. It is None if some ranks have called hvd.join(), or if only the order differs,
+    which others may not show.
     """
     read, whole = _read(reduced, size)
     sums = whole[2 : 2 * _GROUPS]
@@ -189,10 +180,7 @@ def _read(reduced: torch.Tensor, size: int) -> tuple[Reduction, list[int]]:
 
 
 def _active(sums: list[float], size: int) -> int:
-    """Return the number of ranks over which ``sums`` of 1, rank, [rank = 0], ±1 were taken.
-
-    The result is 0 if no subset of ``size`` ranks has these sums.
-    """
+    """Return the number of ranks whose sums of 1, rank, [rank = 0], ±1 these are, or 0."""
     if not all(map(_is_whole, sums)):
         return 0
     active, total, first, balance = map(round, sums)

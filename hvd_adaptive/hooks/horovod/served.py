@@ -1,36 +1,165 @@
-"""Define ServedParameters, an optimizer's parameters by slot and what it does with gradients."""
+"""Define ServedParameters, an optimizer's parameters by slot, and Watch, which detects changes.
+
+After ``model.double()`` between two steps groups are laid out anew. A change of a gradient between
+``backward`` and ``optimizer.step`` is too late: the gradient may have been sent.
+"""
 
 from __future__ import annotations
 
 import gc
+import sys
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from types import FrameType
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 
-from hvd_adaptive.hooks.horovod.changed import Watch
-from hvd_adaptive.hooks.horovod.owner import (
-    Owner,
-    calling_frame,
-    calling_parameter,
-    unhooked,
-)
+from hvd_adaptive.hooks.horovod.owner import Owner, calling_frame, calling_parameter, unhooked
+from hvd_adaptive.layout import Layout, Member
 
 if TYPE_CHECKING:
     from hvd_adaptive.compressor import GradientCompressor
     from hvd_adaptive.layout import Member
 
+CHANGED_TOO_LATE = (
+    "%s%s: the gradient was changed between backward() and optimizer.step(): the change is lost, "
+    "or counts for this rank's share of the average only. Call optimizer.synchronize() before "
+    "gradients are clipped, unscaled or changed in another way, then step in "
+    "`with optimizer.skip_synchronize():`"
+)
+
+# Frames from ``decompress`` up to ``GradScaler.step``, with room for wrappers of ``step``.
+FRAMES = 24
+
+
+def gradient_dtype(parameter: torch.Tensor) -> torch.dtype:
+    """Return the dtype that a parameter's gradient will have: ``grad_dtype`` (from torch 2.10 on;
+    None there allows every dtype), or the parameter's.
+    """
+    return getattr(parameter, "grad_dtype", None) or parameter.dtype
+
+
+def is_laid_out(layout: Layout, parameters: Sequence[torch.Tensor]) -> bool:
+    """Return whether parameters, in the layout's order, still have its dtypes and shapes."""
+    for parameter, member in zip(parameters, layout.members, strict=True):
+        dtype = getattr(parameter, "grad_dtype", None) or parameter.dtype  # of many: no call
+        if dtype != member.dtype or parameter.shape != member.shape:
+            return False
+    return True
+
+
+def changed_kind(gradient: torch.Tensor, member: Member) -> ValueError:
+    """Return the error for a gradient that has not the dtype and shape of the layout."""
+    return ValueError(
+        f"{member.name}: its gradient is {_kind(gradient.dtype, gradient.shape)} where "
+        f"{_kind(member.dtype, member.shape)} was expected: dtypes and shapes may change "
+        "between optimizer.step() and the next backward() alone, for whole parameters"
+    )
+
+
+class Watch:
+    """Watch the gradients of one step, from ``backward`` to the first ``decompress``.
+
+    ``Tensor._version``, which autograd counts, shows a change in place. Changes through ``.data``
+    are not counted, so they are not detected. AMP's ``scaler`` is the one among the callers if
+    None.
+    """
+
+    def __init__(
+        self,
+        members: Sequence[Member],
+        parameters: Sequence[torch.nn.Parameter],
+        optimizer: Callable[[], Any] = lambda: None,
+        scaler: Any = None,
+    ) -> None:
+        self._members, self._parameters = members, parameters
+        self._optimizer, self._scaler = optimizer, scaler
+        self._was_unscaled = self._is_unscaled()
+        # By slot: no object is added for a gradient, which the garbage collector would look at.
+        self._gradients: list[torch.Tensor | None] = [None] * len(members)
+        self._pointers, self._versions = [0] * len(members), [0] * len(members)
+
+    def look(self, slot: int, gradient: torch.Tensor) -> bool:
+        """Remember a gradient that the optimizer has handed over.
+
+        Returns:
+            Whether it is zeros because no backward pass has reached the parameter since the last
+            step: the parameter is frozen or was not used.
+        """
+        member, parameter = self._members[slot], self._parameters[slot]
+        if gradient.dtype != member.dtype or gradient.shape != member.shape:
+            raise changed_kind(gradient, member)
+        # Not a dense copy of a sparse gradient, or a tensor without a version.
+        if parameter.grad is gradient and not gradient.is_inference():
+            self._gradients[slot] = gradient
+            self._pointers[slot], self._versions[slot] = gradient.data_ptr(), gradient._version
+        optimizer = self._optimizer()
+        if optimizer is None:
+            return False
+        passes = optimizer._allreduce_delay.get(parameter)  # that are missing
+        return passes == optimizer.backward_passes_per_step and not bool(gradient.any())
+
+    def _is_unscaled(self) -> bool:
+        """Return whether a GradScaler has unscaled the gradients, which no version shows."""
+        scaler, frame = self._scaler, cast(FrameType | None, sys._getframe(1))
+        for _ in range(FRAMES if scaler is None else 0):
+            if frame is None:
+                break
+            if frame.f_code.co_filename.endswith("grad_scaler.py"):
+                scaler = frame.f_locals.get("self")
+                break
+            frame = frame.f_back
+        state = getattr(scaler, "_per_optimizer_states", {}).get(id(self._optimizer()), {})
+        return getattr(state.get("stage"), "name", "") == "UNSCALED"
+
+    def changed(self) -> list[str]:
+        """Return the names of parameters whose gradients have changed; raise ValueError if one has
+        another dtype or shape, so that it cannot be sent.
+        """
+        names, too_late = [], self._is_unscaled() and not self._was_unscaled
+        seen = self._parameters, self._gradients, self._pointers, self._versions
+        there = zip(self._members, *seen, strict=True)
+        latest: dict[int, int] | None = None
+        for member, parameter, gradient, pointer, version in there:
+            if gradient is None:
+                continue
+            if gradient.dtype != member.dtype or gradient.shape != member.shape:
+                raise changed_kind(gradient, member)
+            moved = parameter.grad is not gradient or gradient.data_ptr() != pointer
+            if not (moved or too_late):
+                if gradient._version == version:
+                    continue
+                latest = latest or self._latest_versions()
+                if gradient._version <= latest[_storage(gradient)]:
+                    continue
+            names.append(member.name)
+        return names
+
+    def _latest_versions(self) -> dict[int, int]:
+        """Return the version of each storage when its last gradient was handed over.
+
+        Views of one tensor share a version, and autograd may still have added to another view.
+        """
+        latest: dict[int, int] = {}
+        for gradient, version in zip(self._gradients, self._versions, strict=True):
+            if gradient is not None:
+                storage = _storage(gradient)
+                latest[storage] = max(latest.get(storage, 0), version)
+        return latest
+
+
+def _storage(tensor: torch.Tensor) -> int:
+    return tensor.untyped_storage().data_ptr()
+
+
+def _kind(dtype: torch.dtype, shape: Sequence[int]) -> str:
+    return f"{str(dtype).removeprefix('torch.')} {tuple(shape)}"
+
 
 class ServedParameters:
-    """Hold the parameters that a compressor serves, by slot of the layout.
-
-    Args:
-        compressor: The compressor.
-        owner: Its optimizer; None if none was found. Then there are no parameters.
-        by_slot: The parameters.
+    """The parameters that a compressor serves, by slot of the layout; none if it has no owner.
 
     Attributes:
-        by_slot: The parameters.
         optimizer: Function that returns Horovod's optimizer as long as it exists, or None.
     """
 
@@ -54,10 +183,8 @@ class ServedParameters:
         self._next = 0
 
     def begin_step(self, members: Sequence[Member]) -> Watch | None:
-        """Begin a step, whose first gradient has been found.
-
-        Returns:
-            A watch of its gradients; None if no optimizer calls.
+        """Begin a step, whose first gradient has been found; return a watch of its gradients, or
+        None if no optimizer calls.
         """
         self._seen = self._seen[-1:]
         if self.optimizer() is None:
@@ -66,10 +193,8 @@ class ServedParameters:
         return Watch(members, self.by_slot, self.optimizer, scaler)
 
     def end_step(self) -> list[str]:
-        """Note the order of gradients, and which ones are sparse.
-
-        Returns:
-            The names of parameters that have gradients, but no hook of Horovod's.
+        """Note the order of gradients, and which ones are sparse; return the names of parameters
+        that have gradients, but no hook of Horovod's.
         """
         if self._seen != self._order:
             self._order = list(dict.fromkeys([*self._seen, *self._order]))
@@ -120,9 +245,8 @@ class ServedParameters:
         return slot in (self._sparse or ()) and not self.optimizer().sparse_as_dense
 
     def resolved(self, slot: int, tensor: torch.Tensor) -> torch.Tensor:
-        """Return ``tensor`` without the negative bit, which means that memory holds its negative.
-
-        If it has the bit, a copy replaces the gradient, because ``set_`` would keep the bit.
+        """Return ``tensor`` without the negative bit. A copy replaces a gradient that has it,
+        because ``set_`` would keep it.
         """
         if not tensor.is_neg():
             return tensor
@@ -137,10 +261,8 @@ class ServedParameters:
         return self._has_optimizer and self.by_slot[slot].grad is tensor
 
     def is_called_by_its_optimizer(self) -> bool:
-        """Return False if another optimizer calls because this one is gone, or never existed.
-
-        Raises:
-            RuntimeError: Another optimizer calls, and this one still exists.
+        """Return False if another optimizer calls because this one is gone, or never existed; raise
+        RuntimeError if this one still exists.
         """
         frame = calling_frame(self._compressor)
         if frame is None or frame.f_locals["self"] is self.optimizer():

@@ -14,14 +14,13 @@ from hvd_adaptive.base.errors import WarnOnce
 from hvd_adaptive.base.finite import wide_of
 from hvd_adaptive.changes import begin_step
 from hvd_adaptive.coding.header import DTYPE_CODES
-from hvd_adaptive.connection import use_framework
 from hvd_adaptive.hooks.connected import Connected
 from hvd_adaptive.hooks.horovod import elastic
 from hvd_adaptive.hooks.horovod.binding import Binding
-from hvd_adaptive.hooks.horovod.changed import CHANGED_TOO_LATE, changed_kind
 from hvd_adaptive.hooks.horovod.drive import SESSIONS, HorovodDrive, Ticket
 from hvd_adaptive.hooks.horovod.owner import find_owner
 from hvd_adaptive.hooks.horovod.placeholder import Placeholders, check_reduced
+from hvd_adaptive.hooks.horovod.served import CHANGED_TOO_LATE, changed_kind
 from hvd_adaptive.layout import Layout
 from hvd_adaptive.run.driver import Driver
 from hvd_adaptive.transport.horovod_world import reference
@@ -73,16 +72,11 @@ class Session(Connected):
         drive = self._driver.drive
         return drive is None or drive.left.is_set()
 
-    def describe(self) -> str:
-        """Return what the step in progress waits for; see ``Driver.describe``."""
-        return self._driver.describe()
-
     def wake(self) -> None:
         """Have the worker look at the step in progress."""
         self._driver.wake()
 
     def compress(self, tensor: torch.Tensor) -> tuple[torch.Tensor, Ticket | torch.dtype | None]:
-        """See GradientCompressor.compress."""
         if tensor is None:
             raise ValueError(_NO_GRADIENT)
         if tensor.layout != torch.strided or tensor.dtype not in DTYPE_CODES:
@@ -219,7 +213,6 @@ class Session(Connected):
         return placeholder
 
     def decompress(self, output: torch.Tensor, ticket: Ticket) -> torch.Tensor:
-        """See GradientCompressor.decompress."""
         meter = self.compressor._training.meter
         began = time.perf_counter() if meter.detailed else 0.0
         with self._lock:
@@ -255,11 +248,7 @@ class Session(Connected):
         self._driver.wait()
 
     def abandon(self) -> None:
-        """Give up the step in progress, if there is one: backward runs again, or a state is loaded.
-
-        Payloads and positions of the next attempt at the step differ from this one's, so ranks
-        detect that they gave up different attempts.
-        """
+        """Give up the step in progress, if any: backward runs again, or a state is loaded."""
         if (drive := self.drive) is not None:
             drive.left.set()  # whoever waits for it in another thread releases the lock
         with self._lock:
@@ -294,18 +283,11 @@ class Session(Connected):
             )
 
 
-class HorovodFramework:
-    """Connect compressors to Horovod; see connection.Framework."""
-
-    def constructed(self, compressor: GradientCompressor) -> None:
-        """Register the handler of compressors' states with elastic Horovod, if it is imported."""
-        elastic.register()
-
-    def connect(self, compressor: GradientCompressor) -> Session:
-        """Return a new session of ``compressor``."""
-        return Session(compressor)
+def constructed(compressor: GradientCompressor) -> None:
+    """Register the handler of compressors' states with elastic Horovod, if it is imported."""
+    elastic.register()
 
 
-def plug_in() -> None:
-    """Make Horovod's calls of ``compress`` reach sessions."""
-    use_framework(HorovodFramework())
+def connect(compressor: GradientCompressor) -> Session:
+    """Return a new session of ``compressor``; see ``connection.framework``."""
+    return Session(compressor)

@@ -15,7 +15,7 @@ from rank_optimizers import distributed, restart
 
 from hvd_adaptive import ALQ, ECDQ, ORQ, PayloadError, Tuning
 from hvd_adaptive.coding.header import SIZE
-from hvd_adaptive.coding.owned_buffer import OwnedBuffer
+from hvd_adaptive.coding.payload import OwnedBuffer
 from hvd_adaptive.transport.collectives import AllGather, AllToAll
 
 pytestmark = pytest.mark.gloo

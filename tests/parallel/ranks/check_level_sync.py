@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from hvd_adaptive.transport.horovod_world import HorovodWorld
-from hvd_adaptive.transport.level_sync import LevelSync
+from hvd_adaptive.transport.world import LevelSync
 
 pytestmark = [pytest.mark.ranks, pytest.mark.gloo]
 

@@ -25,7 +25,7 @@ from hvd_adaptive import (
 )
 from hvd_adaptive.hooks.horovod import agreement
 from hvd_adaptive.hooks.horovod.placeholder import position
-from hvd_adaptive.run import description
+from hvd_adaptive.run import agreement as run_agreement
 
 pytestmark = [pytest.mark.ranks, pytest.mark.gloo]
 
@@ -99,7 +99,7 @@ def test_schemes_of_other_numbers_of_collectives(make):
 
 def test_package_versions(monkeypatch):
     if hvd.rank() == 1:
-        monkeypatch.setattr(description, "__version__", "0.0.1")
+        monkeypatch.setattr(run_agreement, "__version__", "0.0.1")
     told = told_everywhere(make_model(), ALQ(seed=next(SEEDS)))
     ours = hvd_adaptive.__version__
     assert f"the package version: hvd_adaptive is {ours} on {others()}, 0.0.1 on rank 1" in told

@@ -14,7 +14,7 @@ from rank_optimizers import distributed, give_up
 from settings_objects import exchange_of
 
 from hvd_adaptive import ALQ, instances
-from hvd_adaptive.exchange import exchanges
+from hvd_adaptive.exchange import auto
 from hvd_adaptive.hooks.horovod.agreement import Agreement
 
 
@@ -165,7 +165,7 @@ def test_a_compressor_used_alone_first_finds_its_optimizer_later():
 @pytest.mark.parametrize("ranks", [1, 4])
 def test_the_exchange_without_exchange(ranks, monkeypatch, caplog):
     """Up to ``ranks`` ranks allgather, beyond scatter_reduce; report() and the log name it."""
-    monkeypatch.setattr(exchanges, "FEW_RANKS", ranks)
+    monkeypatch.setattr(auto, "FEW_RANKS", ranks)
     expected = "allgather" if hvd.size() <= ranks else "scatter_reduce"
     found = []
     for exchange in (None, expected):

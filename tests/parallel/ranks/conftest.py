@@ -15,11 +15,11 @@ import torch
 from horovod.torch import mpi_ops
 
 from hvd_adaptive import instances, simulate
-from hvd_adaptive.exchange import exchanges
+from hvd_adaptive.exchange import auto
 
 torch.set_num_threads(1)
 # Checks that do not name an exchange are of "allgather", on any number of ranks.
-exchanges.FEW_RANKS = 2**31
+auto.FEW_RANKS = 2**31
 MANY_RANKS, SHARE, SHARE_OF_TWO = 4, 8, 6
 PAUSE = 1e-4  # seconds: a tenth of a cycle of Horovod
 ALL = "HVD_ADAPTIVE_EVERY_CASE"  # `make ranks` sets it

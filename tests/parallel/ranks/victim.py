@@ -24,7 +24,7 @@ from conftest import batches, flat_parameters, make_model
 
 from hvd_adaptive import ALQ, ECDQ, BinGrad
 from hvd_adaptive.transport.collectives import AllGather, AllToAll
-from hvd_adaptive.transport.level_sync import LevelSync
+from hvd_adaptive.transport.world import LevelSync
 
 SCHEMES: dict[str, Callable[[], Any]] = {
     "alq": lambda: ALQ(

@@ -11,8 +11,8 @@ from exact_errors import relative_error
 from states import through_disk
 
 from hvd_adaptive import ALQ, AMQ, ECDQ, QSGD
-from hvd_adaptive.adapt import window
-from hvd_adaptive.adapt.window import SampleWindow
+from hvd_adaptive.adapt import updates
+from hvd_adaptive.adapt.updates import SampleWindow
 from hvd_adaptive.simulate import Ranks
 
 BUCKET, COUNT, RANKS = 1024, 1 << 15, 2
@@ -173,7 +173,7 @@ def test_another_attempt_at_a_step_replaces_its_samples(monkeypatch):
     assert kept.before(1, 5, "") == kept.before(0, 5, "other") == []
     assert [float(v[0]) for v in kept.before(0, 11, "")] == [5.0], "the last eight steps"
     # Those of many parts are bounded; at least one earlier step is kept.
-    monkeypatch.setattr(window, "MOST_BYTES", 100 * 8)
+    monkeypatch.setattr(updates, "MOST_BYTES", 100 * 8)
     for parts, most in ((10, 7), (40, 2), (1000, 1)):
         kept = SampleWindow()
         for step in range(12):

@@ -11,9 +11,8 @@ import wire_decoder as wire
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hvd_adaptive.coding import parse_tree
-from hvd_adaptive.coding.parse_tree import grown, limited_lengths
-from hvd_adaptive.coding.prefix_code import FLOOR, PrefixCode
+from hvd_adaptive.coding import prefix_code
+from hvd_adaptive.coding.prefix_code import FLOOR, PrefixCode, grown, limited_lengths
 from hvd_adaptive.kernels.numba import huffman as cpu_huffman
 
 
@@ -129,8 +128,8 @@ class TestTrees:
 
     @pytest.mark.parametrize(("name", "value"), [("POOL", 900), ("LONGEST_BLOCK", 5)])
     def test_the_same_limits(self, name, value, monkeypatch):
-        monkeypatch.setattr(parse_tree, name, value)
-        limits = {"pool": parse_tree.POOL, "longest": parse_tree.LONGEST_BLOCK}
+        monkeypatch.setattr(prefix_code, name, value)
+        limits = {"pool": prefix_code.POOL, "longest": prefix_code.LONGEST_BLOCK}
         for p in ([0.7, 0.2, 0.1], [0.9, 0.1], [0.25] * 4):
             (children, weights), told = grown(np.array(p), 512), wire.grown(p, 512, **limits)
             assert children.tolist() == told[0] and weights.tolist() == told[1]

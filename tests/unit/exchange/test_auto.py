@@ -11,9 +11,8 @@ from parcels import parcel
 
 from hvd_adaptive import ALQ, QSGD, Tuning, simulate
 from hvd_adaptive.exchange import auto as module
-from hvd_adaptive.exchange.allgather import AllgatherExchange
 from hvd_adaptive.exchange.auto import SIZES, AutoExchange, Half, Plain
-from hvd_adaptive.exchange.exchange import RankInfo
+from hvd_adaptive.exchange.exchange import AllgatherExchange, RankInfo
 from hvd_adaptive.exchange.hierarchical import HierarchicalExchange
 from hvd_adaptive.exchange.scatter_reduce import ScatterReduceExchange
 from hvd_adaptive.layout import Group, Member

@@ -10,9 +10,8 @@ import torch
 from parcels import outcomes, parcel
 
 from hvd_adaptive import QSGD, PayloadError, ScatterReduce
-from hvd_adaptive.exchange.allgather import AllgatherExchange
 from hvd_adaptive.exchange.auto import Half, Plain
-from hvd_adaptive.exchange.exchange import FailedElsewhereError, RankInfo
+from hvd_adaptive.exchange.exchange import AllgatherExchange, FailedElsewhereError, RankInfo
 from hvd_adaptive.exchange.hierarchical import HierarchicalExchange
 from hvd_adaptive.exchange.scatter_reduce import ScatterReduceExchange
 from hvd_adaptive.monitor import StepMeter

@@ -6,7 +6,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hvd_adaptive.exchange.chunks import cut
+from hvd_adaptive.exchange.scatter_reduce import cut
 
 
 @given(st.integers(0, 5000), st.integers(0, 300), st.integers(1, 700), st.integers(1, 9))

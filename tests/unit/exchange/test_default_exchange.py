@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from hvd_adaptive import ALQ
-from hvd_adaptive.exchange.exchanges import EXCHANGES, name_of_exchange
+from hvd_adaptive.exchange.auto import EXCHANGES, name_of_exchange
 
 
 @pytest.mark.parametrize(

@@ -8,8 +8,7 @@ from parcels import parcel
 from settings_objects import exchange_of
 
 from hvd_adaptive import ALQ, QSGD, Hierarchical, SparseSGD, simulate
-from hvd_adaptive.exchange.allgather import AllgatherExchange
-from hvd_adaptive.exchange.exchange import RankInfo
+from hvd_adaptive.exchange.exchange import AllgatherExchange, RankInfo
 from hvd_adaptive.exchange.hierarchical import HierarchicalExchange
 from hvd_adaptive.exchange.scatter_reduce import ScatterReduceExchange
 from hvd_adaptive.exchange.shard_reduce import ShardReduce

@@ -7,7 +7,7 @@ import torch
 from late_ranks import run
 
 from hvd_adaptive import ALQ, QSGD, Hierarchical, ScatterReduce
-from hvd_adaptive.coding.owned_buffer import OwnedBuffer
+from hvd_adaptive.coding.payload import OwnedBuffer
 from hvd_adaptive.transport.collectives import AllGather, AllToAll
 
 pytestmark = pytest.mark.many

@@ -47,17 +47,17 @@ def test_later_parameters_join_the_smallest_and_have_new_numbers():
     later = parameters([5, 40])
     fragments.keep([first[1], first[2], *later])
     assert [fragments[p] for p in later] == [0, 0]  # 10 against 30, then 15 against 30
-    numbers = [fragments.number_of(p) for p in (first[1], first[2], *later)]
-    assert numbers == [1, 2, 3, 4]  # nobody gets another's, whose residuals have its name
+    numbers = [fragments.name_of(p) for p in (first[1], first[2], *later)]
+    assert numbers == list("1234")  # nobody gets another's, whose residuals have its name
     fragments.keep(first[1:2])
     fragments.keep([first[1], *(last := parameters([5]))])
-    assert fragments.number_of(last[0]) == 5
+    assert fragments.name_of(last[0]) == "5"
     again = Fragments((), 1)
     again.number = 2
     kept = [first[1], *last]
     loaded = again.loaded(kept, fragments.state_dict(kept))
     assert [loaded[p] for p in kept] == [fragments[p] for p in kept]
-    assert [loaded.number_of(p) for p in kept] == [1, 5]
+    assert [loaded.name_of(p) for p in kept] == ["1", "5"]
 
 
 @pytest.mark.parametrize("every", [1, 5, 6, 20])

@@ -16,9 +16,8 @@ from parcels import parcel
 from hvd_adaptive import ECDQ, EDEN, QSGD, NaturalCompression, SparseSGD
 from hvd_adaptive.base.device import HostCopy, taken_over
 from hvd_adaptive.base.errors import PayloadError
-from hvd_adaptive.exchange.allgather import AllgatherExchange
 from hvd_adaptive.exchange.auto import Half, Plain
-from hvd_adaptive.exchange.exchange import RankInfo
+from hvd_adaptive.exchange.exchange import AllgatherExchange, RankInfo
 from hvd_adaptive.exchange.hierarchical import HierarchicalExchange
 from hvd_adaptive.exchange.scatter_reduce import ScatterReduceExchange
 from hvd_adaptive.layout import Group, Member, Piece

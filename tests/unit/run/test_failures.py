@@ -11,9 +11,7 @@ import torch
 from hvd_adaptive.adapt.updates import Due
 from hvd_adaptive.base.errors import PayloadError
 from hvd_adaptive.exchange.exchange import FailedElsewhereError
-from hvd_adaptive.run.agreement import position
-from hvd_adaptive.run.failures import Failures, step_failed
-from hvd_adaptive.run.replicas import differences
+from hvd_adaptive.run.agreement import Failures, places_that_differ, position, step_failed
 
 LABELS = ["first", "second", "third", "fourth"]
 
@@ -63,7 +61,7 @@ def test_position_differs_with_every_fit_that_is_due():
     assert len(found) == 8
 
 
-def test_differences_are_those_from_the_first_rank():
+def test_places_that_differ_are_those_from_the_first_rank():
     world = Two(torch.tensor([1, 5, 3]))
-    assert differences(world, [1, 2, 3], "name") == {1: [1]}
-    assert differences(world, [1, 5, 3], "name") == {}
+    assert places_that_differ(world, [1, 2, 3], "name") == {1: [1]}
+    assert places_that_differ(world, [1, 5, 3], "name") == {}

@@ -16,7 +16,7 @@ from hvd_adaptive.adapt.statistics import HistogramStatistic, NormalStatistic
 from hvd_adaptive.kernels.constants import BINS
 from hvd_adaptive.layout import Group
 from hvd_adaptive.levels import Histogram, Mixture, expected_variance
-from hvd_adaptive.run.samples import draw_buckets
+from hvd_adaptive.run.draws import draw_buckets
 
 BUCKET = 8192
 

@@ -12,7 +12,7 @@ from bucket_oracles import surrounding
 from test_orq_levels import sample
 
 from hvd_adaptive import ORQ, BinGrad, LinearQuantile, PayloadError, SignSGD
-from hvd_adaptive.coding.bucket_levels import FORMATS
+from hvd_adaptive.codec.bucket_codec import FORMATS
 from hvd_adaptive.kernels.numba import levels as cpu_levels
 
 BUCKET = 500

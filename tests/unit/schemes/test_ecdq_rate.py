@@ -12,14 +12,15 @@ import torch
 from hvd_adaptive import ECDQ
 from hvd_adaptive.codec.dithered_code import (
     GAUSSIAN_UNIT,
+    LARGEST_CORRECTION,
     LEAST_DELTA,
     MOST_DELTA,
     DitheredCode,
+    RateControl,
     classes_of,
     gaussian_code,
     gaussian_law,
 )
-from hvd_adaptive.codec.rate_control import LARGEST_CORRECTION, RateControl
 from hvd_adaptive.levels import Histogram, entropy_bits
 from hvd_adaptive.levels.dithered import dithered_probabilities, rate_bound
 from hvd_adaptive.schemes.ecdq import often

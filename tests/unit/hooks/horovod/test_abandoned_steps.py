@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from contextlib import nullcontext
+from functools import partial
 from types import SimpleNamespace
 from unittest.mock import Mock
 
@@ -12,7 +13,7 @@ import torch
 
 from hvd_adaptive.hooks.horovod.abandoned_steps import AbandonedSteps
 from hvd_adaptive.transport.collectives import InFlight
-from hvd_adaptive.transport.horovod_world import Abandoned
+from hvd_adaptive.transport.horovod_world import Abandoned, HorovodWorld
 
 CPU = torch.device("cpu")
 
@@ -53,7 +54,7 @@ def _text(told) -> bytes:
 
 def world_of(hvd, generation):
     length = len(_text(hvd.others))
-    return SimpleNamespace(
+    world = SimpleNamespace(
         hvd=hvd,
         size=2,
         generation=generation,
@@ -66,6 +67,8 @@ def world_of(hvd, generation):
         wait=lambda handle, name: hvd.synchronize(handle),
         gather_equal=lambda own, name: torch.tensor([[int(own)], [length]]),
     )
+    world.gather_objects = partial(HorovodWorld.gather_objects, world)
+    return world
 
 
 def step_of(*sent):

@@ -11,7 +11,7 @@ import torch
 from hvd_adaptive import ALQ, ORQ, QSGD
 from hvd_adaptive.hooks.horovod.agreement import _everyone
 from hvd_adaptive.hooks.horovod.placeholder import disagreement, position
-from hvd_adaptive.run.description import ADVICE, LONGEST, describe, differences
+from hvd_adaptive.run.agreement import ADVICE, LONGEST, describe, differences
 
 
 def described(compressor, **shapes: list[int]):

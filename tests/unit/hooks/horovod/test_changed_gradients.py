@@ -9,7 +9,7 @@ import torch
 
 from hvd_adaptive import ALQ, QSGD, simulate
 from hvd_adaptive.ddp import CompressionState
-from hvd_adaptive.hooks.horovod.changed import Watch, gradient_dtype, is_laid_out
+from hvd_adaptive.hooks.horovod.served import Watch, gradient_dtype, is_laid_out
 from hvd_adaptive.layout import Member, build_layout
 
 

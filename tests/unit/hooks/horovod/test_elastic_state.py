@@ -12,7 +12,7 @@ from feedback_steps import OneRank, gradients
 from hvd_adaptive import ALQ, ECDQ
 from hvd_adaptive.changes import begin_step
 from hvd_adaptive.compressor import GradientCompressor
-from hvd_adaptive.hooks.horovod import names
+from hvd_adaptive.hooks.horovod import binding
 from hvd_adaptive.hooks.horovod.elastic import CompressorStateHandler, with_own, without_own
 
 SIZES = [700, 30, 450]
@@ -72,13 +72,13 @@ def test_sync_takes_the_first_ranks_tables_and_keeps_its_own_residuals(horovod):
     first.step = 7
     first.set(bits=4)
     own.step(gradients(SIZES, 0))
-    kept, taken = own.residuals(), dict(names._taken)
-    names._taken["some name"] = 3
+    kept, taken = own.residuals(), dict(binding._taken)
+    binding._taken["some name"] = 3
     handler = CompressorStateHandler(own.compressor)
     horovod.sent = without_own(first.state_dict())
     handler.sync()
-    assert not names._taken, "newcomers count from zero"
-    names._taken.update(taken)
+    assert not binding._taken, "newcomers count from zero"
+    binding._taken.update(taken)
     assert repr(own.compressor) == repr(first) and own.compressor.step == 7
     assert torch.equal(own.compressor.levels, first.levels)
     assert all(torch.equal(own.residuals()[name], kept[name]) for name in "ac")

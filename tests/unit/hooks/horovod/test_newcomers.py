@@ -10,8 +10,7 @@ import pytest
 import torch
 
 from hvd_adaptive import ALQ, RankMismatchError
-from hvd_adaptive.hooks.horovod.elastic import without_own
-from hvd_adaptive.hooks.horovod.newcomers import take_first_state
+from hvd_adaptive.hooks.horovod.elastic import take_first_state, without_own
 from hvd_adaptive.hooks.horovod.placeholder import Reduction, StepsDiffer, check_reduced, position
 
 

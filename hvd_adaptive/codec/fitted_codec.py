@@ -1,14 +1,49 @@
-"""Cut gradients into the buckets that a fit uses."""
+"""Define FittedCodec, the base of codecs that are fitted to gradients, in buckets."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
+import numpy as np
 import torch
 
+from hvd_adaptive.adapt.coverage import GROWTH, Coverage, Usable
+from hvd_adaptive.adapt.statistics import Adaptation, weights_of
 from hvd_adaptive.base.device import HOST, check_supported
+from hvd_adaptive.codec.codec import Codec
 from hvd_adaptive.coding.zeros import Zeros
 from hvd_adaptive.settings import Settings
+
+
+class FittedCodec(Codec):
+    """Base of codecs that are fitted to gradients; see ``adapt.joint_update.Fitted``.
+
+    Attributes:
+        adaptation: Statistics and schedule.
+        is_fitted: Whether a fit changes anything.
+        norm: Norm by which buckets are divided: "l2" or "linf".
+    """
+
+    adaptation: Adaptation
+    is_fitted = True
+    norm: str = "l2"
+    _share = 0.0  # Coverage.share of the last fit; 0 after none, or if it failed
+
+    def has_more(self, collected: Sequence[np.ndarray]) -> bool:
+        """Return whether these statistics contain notably more than those of the last fit."""
+        return Coverage.of(collected).share > GROWTH * self._share
+
+    def _usable(self, buckets: Sequence[torch.Tensor]) -> Usable:
+        """Return the usable buckets, clipped if the settings say so."""
+        weights, without_zeros = weights_of(buckets), self.leaves_zeros_out
+        return Usable.among(buckets, weights, self.norm, self._clipped, without_zeros)
+
+    def _usable_in(self, buckets: Sequence[torch.Tensor]) -> Usable:
+        """Return ``_usable`` buckets; raise ValueError if there is none."""
+        usable = self._usable(buckets)
+        if not usable.buckets:
+            raise ValueError("gradients: no bucket is finite and different from zero")
+        return usable
 
 
 def buckets_of(
