@@ -11,7 +11,7 @@ import torch
 import triton
 import triton.language as tl
 
-from hvd_adaptive.kernels.packing import Packing, packing_of
+from hvd_adaptive.kernels.packing import Packing, check_sections, packing_of
 from hvd_adaptive.kernels.triton.decoder import unpack_add
 from hvd_adaptive.kernels.triton.encoder import pack
 from hvd_adaptive.kernels.triton.random import integer24
@@ -27,36 +27,17 @@ def round_codes(
     """See reference.bucket.round_codes."""
     alphabet = levels.shape[1]
     packing, state = packing_of(alphabet), (levels.contiguous(), alphabet)
-    pack(
-        flat,
-        words,
-        bucket_size,
-        packing,
-        key,
-        state,
-        PREPARE=_scaling,
-        CODE=_rounded,
-        RULE=_rounded,
-        OPTIONS=(alphabet, _turn(packing)),
-    )
+    scheme = {"PREPARE": _scaling, "CODE": _rounded, "RULE": _rounded}
+    options = alphabet, _turn(packing)
+    pack(flat, words, bucket_size, packing, key, state, OPTIONS=options, **scheme)
 
 
 def cut_codes(
     flat: torch.Tensor, cuts: torch.Tensor, words: torch.Tensor, bucket_size: int
 ) -> None:
     """See reference.bucket.cut_codes."""
-    pack(
-        flat,
-        words,
-        bucket_size,
-        packing_of(2),
-        0,
-        (cuts.contiguous(),),
-        PREPARE=_cut,
-        CODE=_side,
-        RULE=_side,
-        OPTIONS=(),
-    )
+    scheme, state = {"PREPARE": _cut, "CODE": _side, "RULE": _side}, (cuts.contiguous(),)
+    pack(flat, words, bucket_size, packing_of(2), 0, state, OPTIONS=(), **scheme)
 
 
 def decode_add(
@@ -68,13 +49,8 @@ def decode_add(
     """See reference.bucket.decode_add."""
     alphabet = payloads[0][0].shape[1]
     packing = packing_of(alphabet)
-    for values, words in payloads:
-        if values.shape[0] * bucket_size < out.numel() or words.numel() < packing.words(
-            out.numel()
-        ):
-            raise ValueError(
-                f"payload of {values.shape[0]} buckets and {words.numel()} words is too short"
-            )
+    n = out.numel()
+    check_sections(payloads, "buckets", -(-n // bucket_size), packing.words(n))
     # Levels were made for each rank; side by side they do not cut runs of gathered words.
     rows = torch.stack([values for values, _ in payloads])
     pairs = [(row, words) for row, (_, words) in zip(rows, payloads, strict=True)]

@@ -20,7 +20,7 @@ from hvd_adaptive.kernels.eden import (
     root_of,
     shared_streams,
 )
-from hvd_adaptive.kernels.packing import packing_of
+from hvd_adaptive.kernels.packing import check_sections, packing_of
 from hvd_adaptive.kernels.triton.codes import pack, unpack
 from hvd_adaptive.kernels.triton.lanes import bucket_sizes, fold, lane_tree
 from hvd_adaptive.kernels.triton.launch import WARPS, kernel, launch, on_device
@@ -83,11 +83,8 @@ def decode_add(
     numbers = _all(buckets.count, out.device)
     sums = out.new_zeros(buckets.codes)
     used = torch.zeros(buckets.count, dtype=torch.bool, device=out.device)
+    check_sections(payloads, "buckets", buckets.count, count)
     for (scales, words), own in zip(payloads, owns, strict=True):
-        if scales.numel() < buckets.count or words.numel() < count:
-            raise ValueError(
-                f"payload of {scales.numel()} buckets and {words.numel()} words is too short"
-            )
         scales = scales[: buckets.count]
         _add(scales, words, numbers, bucket_size, levels, own, sums)
         used |= scales != 0

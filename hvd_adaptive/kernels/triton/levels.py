@@ -28,20 +28,9 @@ def orq_levels(
     flat = flat if clip is None else clipped(flat, bucket_size, clip)
     ordered, norms = _ordered(flat, bucket_size), bucket_norms(flat, bucket_size, "linf")
     out = flat.new_empty(norms.numel(), levels)
-    launch(
-        _orq_kernel,
-        norms.numel(),
-        flat,
-        ordered,
-        norms,
-        out,
-        flat.numel(),
-        bucket_size,
-        levels,
-        sweeps,
-        ROOM=max(32, triton.next_power_of_2(levels)),
-        num_warps=1,
-    )
+    args, room = (flat.numel(), bucket_size, levels, sweeps), triton.next_power_of_2(levels)
+    constants = {"ROOM": max(32, room), "num_warps": 1}
+    launch(_orq_kernel, norms.numel(), flat, ordered, norms, out, *args, **constants)
     return out
 
 
