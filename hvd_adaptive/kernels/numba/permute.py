@@ -129,28 +129,18 @@ class TableLanes(Lanes):
 
 
 @intrinsic(prefer_literal=True)
-def permuted(typingctx, run, steps, part, inverse, offset, high, table, first, total, depth):
+def permuted(typingctx, run, steps, part, at, tree, first, depth):
     """Put codes of the first ``run.size // 16 * 16`` coordinates into ``part``; return how many.
 
-    table: the result of ``tables`` for ``depth``, a constant from 1 to 7; first: the code of index
-    0. The other arguments are those of the functions in quantize.py.
+    steps: random.STEPS, or more. tree: the result of ``tables`` for ``depth``, a constant from 1 to
+    7; first: the code of index 0. The other arguments are those of the functions in quantize.py.
     """
-    levels = depth.literal_value
-    signature = types.int64(
-        run,
-        steps,
-        part,
-        types.float32,
-        types.uint32,
-        types.uint32,
-        table,
-        types.uint32,
-        types.uint32,
-        depth,
-    )
+    levels, unsigned = depth.literal_value, types.uint32
+    own = types.Tuple((types.float32, unsigned, unsigned, unsigned))
+    signature = types.int64(run, steps, part, own, tree, unsigned, depth)
 
     def codegen(context, builder, signature, args):
-        arrays = arrays_of(context, builder, signature, args, 0, 1, 2, 6)
+        arrays = arrays_of(context, builder, signature, args, 0, 1, 2, 4)
         x, counters, codes, data = (array.data for array in arrays)
         lanes, size = TableLanes(builder), 1 << levels
         third, each = max(WIDTH, size), lanes.entries
@@ -161,10 +151,11 @@ def permuted(typingctx, run, steps, part, inverse, offset, high, table, first, t
         first_interval = size % third // each
         kept = slice(first_interval, first_interval + max(1, size // each))
         starts, gaps = starts[kept], gaps[kept]
-        scale, shift, key, code0, last = (lanes.spread(args[i]) for i in (3, 4, 5, 7, 8))
+        own = cgutils.unpack_tuple(builder, args[3])
+        scale, shift, key, last = (lanes.spread(number) for number in own)
         length = builder.extract_value(arrays[0].shape, 0)
         done = builder.and_(length, LONG(-WIDTH))
-        first_code = builder.sub(code0, lanes.integers(size))
+        first_code = builder.sub(lanes.spread(args[5]), lanes.integers(size))
         with cgutils.for_range_slice(builder, LONG(0), done, LONG(WIDTH), LONG) as (at, _):
             v = lanes.load(x, at, FLOATS)
             bits = builder.bitcast(v, INTS)
