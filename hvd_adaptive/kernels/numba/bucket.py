@@ -1,7 +1,4 @@
-"""Pack and unpack codes of buckets that have levels of their own, in Numba.
-
-Signatures and integers are the same as in reference/bucket.py.
-"""
+"""Pack and unpack codes of buckets that have levels of their own, in Numba."""
 
 from __future__ import annotations
 
@@ -28,7 +25,6 @@ _NO_VALUES = np.zeros(16, np.float32)
 def round_codes(
     flat: torch.Tensor, levels: torch.Tensor, words: torch.Tensor, bucket_size: int, key: int
 ) -> None:
-    """See reference.bucket.round_codes."""
     rounder = _rounder(packing_of(levels.shape[1]))
     out = words.numpy().view(np.uint32)
     rounder(flat.numpy(), levels.numpy(), out, bucket_size, np.uint64(key))
@@ -37,7 +33,6 @@ def round_codes(
 def cut_codes(
     flat: torch.Tensor, cuts: torch.Tensor, words: torch.Tensor, bucket_size: int
 ) -> None:
-    """See reference.bucket.cut_codes."""
     _cutter(packing_of(2))(flat.numpy(), cuts.numpy(), words.numpy().view(np.uint32), bucket_size)
 
 
@@ -47,7 +42,6 @@ def decode_add(
     factor: float,
     out: torch.Tensor,
 ) -> None:
-    """See reference.bucket.decode_add."""
     packing = packing_of(payloads[0][0].shape[1])
     count = packing.words(out.numel())
     check_sections(payloads, "buckets", -(-out.numel() // bucket_size), count)

@@ -15,12 +15,10 @@ from hvd_adaptive.kernels.packing import Packing, check_words
 
 
 def pack(codes: torch.Tensor, packing: Packing, words: torch.Tensor) -> None:
-    """See reference.codes.pack."""
     _packer(packing)(codes.numpy(), words.numpy().view(np.uint32))
 
 
 def unpack(words: torch.Tensor, packing: Packing, codes: torch.Tensor) -> None:
-    """See reference.codes.unpack."""
     check_words(words, packing, codes)
     _unpacker(packing)(words.numpy().view(np.uint32), codes.numpy())
 

@@ -1,7 +1,4 @@
-"""Code and decode dithered payloads (kernels/dithered.py) in Numba, several segments at a time.
-
-Signatures and bytes are the same as in reference/dithered.py.
-"""
+"""Code and decode dithered payloads (kernels/dithered.py) in Numba, several segments at a time."""
 
 from __future__ import annotations
 
@@ -37,7 +34,6 @@ def encode_body(
     body: torch.Tensor,
     segment: int = SEGMENT,
 ) -> int:
-    """See reference.dithered.encode_body."""
     if not flat.numel():
         body.zero_()
         return body.numel()
@@ -63,7 +59,6 @@ def add_bodies(
     out: torch.Tensor,
     segment: int = SEGMENT,
 ) -> None:
-    """See reference.dithered.add_bodies."""
     for body, key in zip(bodies, keys, strict=True):
         sent, coded, q = opened(body.numpy(), bucket_size, width, out.numel())
         steps = torch.from_numpy(sent)

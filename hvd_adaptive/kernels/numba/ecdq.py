@@ -1,7 +1,4 @@
-"""Quantise with dither in Numba, chunk by chunk.
-
-Functions and integers are the same as in reference/ecdq.py.
-"""
+"""Quantise with dither in Numba, chunk by chunk."""
 
 from __future__ import annotations
 
@@ -27,7 +24,6 @@ _ZERO64, _NEXT, _FOUR, _LANE = np.uint64(0), np.uint64(1), np.uint64(4), np.uint
 
 
 def bucket_steps(flat: torch.Tensor, bucket_size: int, delta: float) -> torch.Tensor:
-    """See reference.ecdq.bucket_steps."""
     steps = scan.bucket_norms(flat.numpy(), bucket_size, False)
     whole, last = step_factors(flat.numel(), bucket_size, delta)
     with np.errstate(over="ignore"):
@@ -39,7 +35,6 @@ def bucket_steps(flat: torch.Tensor, bucket_size: int, delta: float) -> torch.Te
 
 
 def quantize(flat: torch.Tensor, steps: torch.Tensor, bucket_size: int, key: int) -> torch.Tensor:
-    """See reference.ecdq.quantize."""
     q = torch.empty(flat.numel(), dtype=torch.int32, device="cpu")
     _quantize(flat.numpy(), steps.numpy(), bucket_size, np.uint64(key), q.numpy())
     return q
@@ -48,7 +43,6 @@ def quantize(flat: torch.Tensor, steps: torch.Tensor, bucket_size: int, key: int
 def add(
     q: torch.Tensor, steps: torch.Tensor, bucket_size: int, key: int, out: torch.Tensor
 ) -> None:
-    """See reference.ecdq.add."""
     _add(q.numpy(), steps.numpy(), bucket_size, np.uint64(key), out.numpy())
 
 
@@ -74,7 +68,6 @@ class Splitter:
 
 
 def counts(where: Stretch, classes: int) -> np.ndarray:
-    """See reference.ecdq.counts."""
     found = np.zeros(classes, np.int64)
     _counts(*_arrays(where), found)
     return found

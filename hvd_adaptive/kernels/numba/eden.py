@@ -1,7 +1,4 @@
-"""Rotate, quantise and pack (EDEN) in Numba, and invert it.
-
-Signatures and integers are the same as in reference/eden.py.
-"""
+"""Rotate, quantise and pack (EDEN) in Numba, and invert it."""
 
 from __future__ import annotations
 
@@ -28,7 +25,6 @@ def encode(
     shared: int,
     own: int,
 ) -> None:
-    """See reference.eden.encode."""
     last = Buckets(flat.numel(), bucket_size).last
     streams = [*shared_streams(shared, levels.bits), own]
     encoder_of(levels.bits)(
@@ -62,7 +58,6 @@ def decode_add(
     owns: Sequence[int],
     out: torch.Tensor,
 ) -> None:
-    """See reference.eden.decode_add."""
     buckets = Buckets(out.numel(), bucket_size)
     codes = levels.codes(buckets.codes, bucket_size)
     count = packing_of(1 << levels.bits).words(codes)

@@ -1,7 +1,4 @@
-"""Code symbols with prefix codes over blocks (coding/prefix_code.py), and decode them, in Numba.
-
-Signatures and bytes are the same as in reference/huffman.py.
-"""
+"""Code symbols with prefix codes over blocks (coding/prefix_code.py), and decode them, in Numba."""
 
 from __future__ import annotations
 
@@ -26,14 +23,12 @@ def most_bytes(count: int) -> int:
 
 
 def encode(symbols: np.ndarray, book: PrefixTables, out: np.ndarray, bit: int = 0) -> int:
-    """See reference.huffman.encode."""
     if out.size < bit // 8 + most_bytes(symbols.size):
         raise ValueError(f"out: {out.size} bytes are too few for {symbols.size} symbols")
     return int(_encode(symbols, book.steps, book.ends, np.int64(book.alphabet), out, np.int64(bit)))
 
 
 def decode(data: np.ndarray, bit: int, book: PrefixTables, symbols: np.ndarray) -> int:
-    """See reference.huffman.decode."""
     return int(_decode(data, np.int64(bit), *_tables(book, symbols), symbols.view(np.uint8)))
 
 

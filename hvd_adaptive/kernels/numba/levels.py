@@ -1,7 +1,4 @@
-"""Compute levels of each bucket from its own coordinates (ORQ paper) in Numba.
-
-Signatures and numbers are the same as in reference/levels.py.
-"""
+"""Compute levels of each bucket from its own coordinates (ORQ paper) in Numba."""
 
 from __future__ import annotations
 
@@ -27,7 +24,6 @@ _ZERO = np.float64(0)
 def orq_levels(
     flat: torch.Tensor, bucket_size: int, levels: int, clip: float | None, sweeps: int
 ) -> torch.Tensor:
-    """See reference.levels.orq_levels."""
     out = _room(flat, bucket_size, levels)
     _orq(flat.numpy(), bucket_size, clip or 0.0, sweeps, out.numpy())
     return out
@@ -36,21 +32,18 @@ def orq_levels(
 def quantile_levels(
     flat: torch.Tensor, bucket_size: int, levels: int, clip: float | None
 ) -> torch.Tensor:
-    """See reference.levels.quantile_levels."""
     out = _room(flat, bucket_size, levels)
     _quantiles(flat.numpy(), bucket_size, clip or 0.0, out.numpy())
     return out
 
 
 def mean_magnitudes(flat: torch.Tensor, bucket_size: int, clip: float | None) -> torch.Tensor:
-    """See reference.levels.mean_magnitudes."""
     out = _room(flat, bucket_size, 1)
     _mean_magnitudes(flat.numpy(), bucket_size, clip or 0.0, out.numpy())
     return out
 
 
 def symmetric_levels(flat: torch.Tensor, bucket_size: int, clip: float | None) -> torch.Tensor:
-    """See reference.levels.symmetric_levels."""
     out = _room(flat, bucket_size, 1)
     _symmetric(flat.numpy(), bucket_size, clip or 0.0, out.numpy())
     return out
@@ -59,7 +52,6 @@ def symmetric_levels(flat: torch.Tensor, bucket_size: int, clip: float | None) -
 def conditional_means(
     flat: torch.Tensor, bucket_size: int, clip: float | None, iterate: bool
 ) -> torch.Tensor:
-    """See reference.levels.conditional_means."""
     out = _room(flat, bucket_size, 3)
     passes = MOST_PASSES if iterate else 1
     _conditional_means(flat.numpy(), bucket_size, clip or 0.0, passes, out.numpy())
@@ -136,7 +128,6 @@ def _count_from(x, cut):
 
 @inline
 def _split(ordered, low, high, lanes):
-    """See reference.levels.split."""
     bottom, top = np.float64(ordered[low]), np.float64(ordered[high])
     if not top > bottom:
         return (low + high) // 2
@@ -219,7 +210,6 @@ def _mean_magnitudes(x, bucket_size, clip, scales):
 
 @inline
 def _symmetric_level(bucket, lanes):
-    """See reference.levels.symmetric_level."""
     total = lane_sum(bucket, _magnitude_above, np.float32(-1), lanes)
     squares = lane_sum(bucket, _square, _ZERO, lanes)
     mean = total / bucket.size

@@ -1,7 +1,4 @@
-"""Compress naturally in Numba, on the bits of the floats.
-
-Signatures and integers are the same as in reference/natural.py.
-"""
+"""Compress naturally in Numba, on the bits of the floats."""
 
 from __future__ import annotations
 
@@ -37,7 +34,6 @@ def encode(
     key: int,
     summing: bool = False,
 ) -> BlockSums | None:
-    """See reference.natural.encode."""
     sums = np.zeros(CHECK_LANES if summing else 0, np.uint32)
     unsigned = words.numpy().view(np.uint32)
     summed = np.zeros(4, np.int64)
@@ -49,7 +45,6 @@ def encode(
 def decode_add(
     payloads: Sequence[tuple[torch.Tensor, torch.Tensor]], factor: float, out: torch.Tensor
 ) -> None:
-    """See reference.natural.decode_add."""
     size = ONE_BIT.words(out.numel())
     check_sections(payloads, "exponents", out.numel(), size)
     exponents = np.array([e.data_ptr() for e, _ in payloads], dtype=np.int64)

@@ -1,7 +1,4 @@
-"""Sample compressively and quantise (QCS) in Numba, bucket by bucket in the L1 and L2 caches.
-
-Signatures and integers are the same as in reference/qcs.py.
-"""
+"""Sample compressively and quantise (QCS) in Numba, bucket by bucket in the L1 and L2 caches."""
 
 from __future__ import annotations
 
@@ -36,7 +33,6 @@ def encode(
     alphabet: int,
     key: int,
 ) -> None:
-    """See reference.qcs.encode."""
     codes = np.empty(sum(run.codes for run in runs), np.uint8)
     at = 0
     for run in runs:
@@ -64,7 +60,6 @@ def decode_add(
     factor: float,
     out: torch.Tensor,
 ) -> None:
-    """See reference.qcs.decode_add."""
     codes = np.empty(sum(run.codes for run in runs), np.uint8)
     for (scales, words), key in zip(payloads, keys, strict=True):
         unpack(words, packing_of(alphabet), torch.from_numpy(codes))

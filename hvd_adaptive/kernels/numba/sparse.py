@@ -1,7 +1,4 @@
-"""Sparsify at random in Numba, bucket by bucket.
-
-Signatures and numbers are the same as in reference/sparse.py.
-"""
+"""Sparsify at random in Numba, bucket by bucket."""
 
 from __future__ import annotations
 
@@ -28,7 +25,6 @@ _WORD = 32
 
 
 def encode(flat: torch.Tensor, bucket_size: int, density: float, k: int, key: int) -> Sections:
-    """See reference.sparse.encode."""
     n = flat.numel()
     lambdas = np.empty(-(-n // bucket_size), np.float32)
     # Pages of these arrays that are never written take no memory.
@@ -41,7 +37,6 @@ def encode(flat: torch.Tensor, bucket_size: int, density: float, k: int, key: in
 
 
 def add(sections: Sections, bucket_size: int, k: int, out: torch.Tensor) -> bool:
-    """See reference.sparse.add."""
     lambdas, exact, words = sections
     if lambdas.numel() * bucket_size < out.numel():
         raise ValueError(f"payload of {lambdas.numel()} thresholds is too short")

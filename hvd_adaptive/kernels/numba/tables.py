@@ -1,7 +1,4 @@
-"""Quantise to level tables in Numba: one pass through L1-sized blocks, vectorised, no GIL.
-
-Signatures and integers are the same as in reference/tables.py.
-"""
+"""Quantise to level tables in Numba: one pass through L1-sized blocks, vectorised, no GIL."""
 
 from __future__ import annotations
 
@@ -42,7 +39,6 @@ def encode(
     clip: float | None = None,
     summing: bool = False,
 ) -> BlockSums | None:
-    """See reference.tables.encode."""
     encoder, arrays = _prepared(table)
     sums = np.zeros(CHECK_LANES if summing else 0, np.uint32)
     summed = np.zeros(2, np.int64)
@@ -70,7 +66,6 @@ def decode_add(
     out: torch.Tensor,
     add: bool = True,
 ) -> None:
-    """See reference.tables.decode_add."""
     count = table.packing.words(out.numel())
     check_sections(payloads, "scales", -(-out.numel() // bucket_size), count)
     scales = np.array([s.data_ptr() for s, _ in payloads], dtype=np.int64)
@@ -80,22 +75,18 @@ def decode_add(
 
 
 def histogram(bucket: torch.Tensor, scale: float) -> np.ndarray:
-    """See reference.tables.histogram."""
     return scan.histogram(bucket.numpy(), np.float32(scale))
 
 
 def counts(bucket: torch.Tensor, scale: float) -> torch.Tensor:
-    """See reference.tables.counts."""
     return torch.from_numpy(histogram(bucket, scale))
 
 
 def clipped(flat: torch.Tensor, bucket_size: int, clip: float) -> torch.Tensor:
-    """See reference.tables.clipped."""
     return torch.from_numpy(scan.clipped(flat.numpy(), bucket_size, clip))
 
 
 def bucket_norms(flat: torch.Tensor, bucket_size: int, norm: str) -> torch.Tensor:
-    """See reference.tables.bucket_norms."""
     return torch.from_numpy(scan.bucket_norms(flat.numpy(), bucket_size, norm == "linf"))
 
 

@@ -1,7 +1,4 @@
-"""Find, describe and leave out exact zeros in Numba, 64 coordinates at a time.
-
-Signatures and bits are the same as in reference/zeros.py.
-"""
+"""Find, describe and leave out exact zeros in Numba, 64 coordinates at a time."""
 
 from __future__ import annotations
 
@@ -20,38 +17,32 @@ _NONE, _ALL = _U(0), _U(2**64 - 1)
 
 
 def has_zeros(flat: torch.Tensor) -> bool:
-    """See reference.zeros.has_zeros."""
     return bool(_has_zeros(flat.numpy().view(np.uint32)))
 
 
 def mark(flat: torch.Tensor) -> tuple[torch.Tensor, Runs]:
-    """See reference.zeros.mark."""
     mask = torch.empty(mask_bytes(flat.numel()), dtype=torch.uint8, device="cpu")
     zeros, runs = _mark(flat.numpy().view(np.uint32), _words(mask))
     return mask, Runs(flat.numel(), zeros, runs)
 
 
 def write(mask: torch.Tensor, runs: Runs) -> torch.Tensor:
-    """See reference.zeros.write."""
     stream = torch.zeros(most_stream_bytes(runs.coordinates), dtype=torch.uint8, device="cpu")
     bits = _write(_words(mask), *_numbers(runs), _words(stream))
     return stream[: bits // 8]
 
 
 def read(stream: torch.Tensor, runs: Runs) -> torch.Tensor | None:
-    """See reference.zeros.read."""
     mask = torch.empty(mask_bytes(runs.coordinates), dtype=torch.uint8, device="cpu")
     readable = _read(_words(stream), *_numbers(runs), runs.zeros, _words(mask))
     return mask if readable else None
 
 
 def take(flat: torch.Tensor, mask: torch.Tensor, values: torch.Tensor) -> None:
-    """See reference.zeros.take."""
     _take(flat.numpy(), _words(mask), values.numpy())
 
 
 def put(values: torch.Tensor, mask: torch.Tensor, out: torch.Tensor, clear: bool) -> None:
-    """See reference.zeros.put."""
     _put(values.numpy(), _words(mask), out.numpy(), clear)
 
 

@@ -1,7 +1,4 @@
-"""Pack and unpack codes of buckets that have levels of their own, in Triton.
-
-Signatures and integers are the same as in reference/bucket.py.
-"""
+"""Pack and unpack codes of buckets that have levels of their own, in Triton."""
 
 from __future__ import annotations
 
@@ -24,7 +21,6 @@ _MOST_OF_BITS, _MOST_OF_DIGITS = 3, 8
 def round_codes(
     flat: torch.Tensor, levels: torch.Tensor, words: torch.Tensor, bucket_size: int, key: int
 ) -> None:
-    """See reference.bucket.round_codes."""
     alphabet = levels.shape[1]
     packing, state = packing_of(alphabet), (levels.contiguous(), alphabet)
     scheme = {"PREPARE": _scaling, "CODE": _rounded, "RULE": _rounded}
@@ -35,7 +31,6 @@ def round_codes(
 def cut_codes(
     flat: torch.Tensor, cuts: torch.Tensor, words: torch.Tensor, bucket_size: int
 ) -> None:
-    """See reference.bucket.cut_codes."""
     scheme, state = {"PREPARE": _cut, "CODE": _side, "RULE": _side}, (cuts.contiguous(),)
     pack(flat, words, bucket_size, packing_of(2), 0, state, OPTIONS=(), **scheme)
 
@@ -46,7 +41,6 @@ def decode_add(
     factor: float,
     out: torch.Tensor,
 ) -> None:
-    """See reference.bucket.decode_add."""
     alphabet = payloads[0][0].shape[1]
     packing = packing_of(alphabet)
     n = out.numel()

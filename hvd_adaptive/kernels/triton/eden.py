@@ -39,7 +39,6 @@ def encode(
     shared: int,
     own: int,
 ) -> None:
-    """See reference.eden.encode."""
     buckets = Buckets(flat.numel(), bucket_size)
     streams = [*shared_streams(shared, levels.bits), own]
     largest = bucket_norms(flat, bucket_size, "linf")
@@ -77,7 +76,6 @@ def decode_add(
     owns: Sequence[int],
     out: torch.Tensor,
 ) -> None:
-    """See reference.eden.decode_add."""
     buckets = Buckets(out.numel(), bucket_size)
     count = packing_of(1 << levels.bits).words(levels.codes(buckets.codes, bucket_size))
     numbers = _all(buckets.count, out.device)
