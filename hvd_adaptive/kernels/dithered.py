@@ -12,7 +12,7 @@ If the codes would be longer, kind is the bytes of an integer, and all integers 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import torch
@@ -43,6 +43,16 @@ class Code(Protocol):
     def books(self) -> Sequence[PrefixTables]: ...
 
 
+class Stretch(NamedTuple):
+    """Describe coordinates ``begin`` to ``end`` of a tensor with these steps and this key."""
+
+    steps: torch.Tensor
+    bucket_size: int
+    key: int
+    begin: int
+    end: int
+
+
 def least_bytes(coordinates: int, bucket_size: int, width: int) -> int:
     """Return the fewest bytes of a body."""
     offsets = 8 * -(-coordinates // SEGMENT)
@@ -67,20 +77,24 @@ def step_factors(coordinates: int, bucket_size: int, delta: float) -> np.ndarray
     return (delta / np.sqrt(np.array([bucket_size, max(rest, 1)], float))).astype(np.float32)
 
 
-def check_lengths(bodies: Sequence[torch.Tensor], bucket_size: int, out: torch.Tensor) -> None:
-    """Raise PayloadError if a body has no room for its kind and steps."""
-    least = head_bytes(out.numel(), bucket_size)
-    for body in bodies:
-        if body.numel() < least:
-            raise PayloadError(f"payload's body of {body.numel()} bytes is too short")
-
-
-def checked_steps(data: np.ndarray) -> np.ndarray:
-    """Return the steps (float32) in ``data`` (uint8). Raise PayloadError if one is invalid."""
-    steps = data.view("<f4")
+def opened(
+    data: np.ndarray, bucket_size: int, width: int, coordinates: int
+) -> tuple[np.ndarray, np.ndarray | None, np.ndarray]:
+    """Return the steps of a body (uint8), its segments (uint8; None if it is not coded), and its
+    integers (int32; empty if it is coded). Raise PayloadError if it cannot be read.
+    """
+    at = head_bytes(coordinates, bucket_size)
+    if data.size < at:
+        raise PayloadError(f"payload's body of {data.size} bytes is too short")
+    kind, steps = int(data[:4].view("<u4")[0]), data[4:at].view("<f4")
     if not np.all((steps >= 0) & (steps < np.inf) | np.isnan(steps)):
         raise PayloadError("payload holds impossible steps")
-    return steps
+    if kind == CODED:
+        return steps, data[at:], np.empty(0, np.int32)
+    if kind != width:
+        raise PayloadError(f"payload's body is of kind {kind}, not {CODED} or {width}")
+    check_end(data[at:], width * coordinates)
+    return steps, None, data[at : at + width * coordinates].view(WIDTHS[width]).astype(np.int32)
 
 
 def checked_ends(data: np.ndarray, segments: int) -> tuple[np.ndarray, np.ndarray]:
@@ -101,11 +115,6 @@ def check_end(data: np.ndarray, size: int) -> None:
     """Raise PayloadError unless ``size`` bytes and up to 7 zeros are all of ``data``."""
     if not 0 <= data.size - size <= 7 or np.any(data[size:]):
         raise PayloadError(f"payload's body goes on for {data.size - size} bytes behind its end")
-
-
-def unknown_kind(kind: int, width: int) -> PayloadError:
-    """Return the error for a kind that is neither CODED nor ``width``."""
-    return PayloadError(f"payload's body is of kind {kind}, not {CODED} or {width}")
 
 
 def corrupt_segment(index: int) -> PayloadError:

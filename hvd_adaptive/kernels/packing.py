@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import functools
 import math
-from dataclasses import dataclass
+from collections.abc import Iterable
+from typing import NamedTuple
 
 import torch
 
@@ -14,8 +15,7 @@ from hvd_adaptive.kernels import fixed, radix
 ROOM = 1.03
 
 
-@dataclass(frozen=True)
-class Packing:
+class Packing(NamedTuple):
     """Pack ``digits`` codes into a unit of ``width`` bits: alphabet**digits <= 2**width.
 
     digits = 1 is fixed width (fixed.py), more is radix packing (radix.py).
@@ -66,6 +66,16 @@ def packing_of(alphabet: int) -> Packing:
 
 # This is the packing of signs, and of the sides of a bucket.
 ONE_BIT = Packing(alphabet=2, digits=1, width=1)
+
+
+def check_sections(
+    payloads: Iterable[tuple[torch.Tensor, torch.Tensor]], name: str, count: int, words: int
+) -> None:
+    """Raise ValueError if a payload has less than ``count`` rows, called ``name``, or ``words``."""
+    for rows, packed in payloads:
+        if len(rows) < count or packed.numel() < words:
+            sizes = f"{len(rows)} {name} and {packed.numel()} words"
+            raise ValueError(f"payload of {sizes} is too short")
 
 
 def check_words(words: torch.Tensor, packing: Packing, codes: torch.Tensor) -> None:

@@ -51,3 +51,8 @@ def bucket_key(stream: int, bucket: int) -> tuple[int, int]:
     """Return the low and high 32 bits of bucket ``bucket``'s key in ``stream``."""
     key = mix64(stream + (bucket + 1) * GOLDEN64)
     return key & 0xFFFFFFFF, key >> 32
+
+
+def signed(key: int) -> int:
+    """Return the int64 with the bits of a 64-bit key."""
+    return key - (1 << 64) if key >> 63 else key

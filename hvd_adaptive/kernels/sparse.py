@@ -6,6 +6,9 @@ values (float32), and then the words of kernels/rice.py.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from types import ModuleType
+
 import torch
 
 from hvd_adaptive.base.errors import PayloadError
@@ -14,13 +17,22 @@ from hvd_adaptive.base.errors import PayloadError
 Sections = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
 
 
-def head_bytes(coordinates: int, bucket_size: int) -> int:
-    """Return the bytes of the number of exact values and of the thresholds."""
-    return 8 + 4 * -(-coordinates // bucket_size)
-
-
-def write_body(sections: Sections, body: torch.Tensor) -> int:
-    """Put sections into ``body`` (uint8, of the largest length); return how many bytes are used."""
+def encode_body(
+    kernels: ModuleType,
+    flat: torch.Tensor,
+    bucket_size: int,
+    density: float,
+    k: int,
+    key: int,
+    body: torch.Tensor,
+) -> int:
+    """Fill ``body`` (uint8, of the largest possible length) from ``flat`` (float32, (n,)); return
+    how many bytes are used. For the other arguments see reference.sparse.encode.
+    """
+    if not flat.numel():
+        body.zero_()
+        return body.numel()
+    sections: Sections = kernels.encode(flat, bucket_size, density, k, key)
     body[:8].view(torch.int64)[0] = sections[1].numel()
     at = 8
     for section in sections:
@@ -30,17 +42,26 @@ def write_body(sections: Sections, body: torch.Tensor) -> int:
     return at
 
 
-def sections_of(body: torch.Tensor, coordinates: int, bucket_size: int) -> Sections:
+def add_bodies(
+    kernels: ModuleType, bodies: Sequence[torch.Tensor], bucket_size: int, k: int, out: torch.Tensor
+) -> None:
+    """Add the values of ``bodies`` to ``out`` (float32, (n,)) in order.
+
+    Raise PayloadError if a body cannot be read; ``out`` is then of no use.
+
+    bodies: uint8, long enough for their thresholds.
+    """
+    for body in bodies:
+        if not kernels.add(_sections_of(body, out.numel(), bucket_size), bucket_size, k, out):
+            raise PayloadError(f"payload's body does not hold {out.numel()} coordinates")
+
+
+def _sections_of(body: torch.Tensor, coordinates: int, bucket_size: int) -> Sections:
     """Return the sections of a body; PayloadError if it is too short for them."""
-    start = head_bytes(coordinates, bucket_size)
+    start = 8 + 4 * -(-coordinates // bucket_size)
     count = int(body[:8].view(torch.int64)[0])
     if not 0 <= count <= min(coordinates, (body.numel() - start) // 4):
         raise PayloadError(f"payload says it holds {count} exact values")
     end = start + 4 * count
     lambdas, exact = body[8:start].view(torch.float32), body[start:end].view(torch.float32)
     return lambdas, exact, body[end : end + (body.numel() - end) // 4 * 4].view(torch.int32)
-
-
-def unreadable(coordinates: int) -> PayloadError:
-    """Return the error for a body that does not hold so many coordinates."""
-    return PayloadError(f"payload's body does not hold {coordinates} coordinates")

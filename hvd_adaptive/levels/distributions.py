@@ -41,6 +41,26 @@ class Distribution(Protocol):
         """Return the least x with F(x) >= y, for y in [0, 1]."""
 
 
+class ByMoments:
+    """Base of laws whose cumulated integrals all come from ``moments``."""
+
+    def moments(self, x: ArrayLike, order: int = 2) -> tuple[Array, ...]:
+        """Return the integrals of r**k dF up to x, k = 0..order."""
+        raise NotImplementedError
+
+    def cdf(self, x: ArrayLike) -> Array:
+        """Return F(x), including the atom at zero."""
+        return self.moments(x, order=0)[0]
+
+    def partial_mean(self, x: ArrayLike) -> Array:
+        """Return the integral of r dF up to x."""
+        return self.moments(x, order=1)[1]
+
+    def partial_second(self, x: ArrayLike) -> Array:
+        """Return the integral of r**2 dF up to x."""
+        return self.moments(x)[2]
+
+
 def invert_cdf(cdf: Callable[[Array], Array], y: ArrayLike, lower: float, upper: float) -> Array:
     """Return the least x in [lower, upper] with cdf(x) >= y, by bisection (ALQ App. C.1).
 

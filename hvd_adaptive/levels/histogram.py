@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import ArrayLike
 
-from hvd_adaptive.levels.distributions import Array, Distribution, Moments
+from hvd_adaptive.levels.distributions import Array, ByMoments, Distribution, Moments
 
 _COARSE, _FINE = np.arange(1, 128), np.arange(128 * 12 + 1)
 # 8 bins per octave from 2^-28 and 128 from 2^-12. On real gradients, 8-bit tables fitted to 32 bins
@@ -22,7 +22,7 @@ LOG_EDGES.flags.writeable = False
 LOG_BINS = LOG_EDGES.size - 1
 
 
-class Histogram:
+class Histogram(ByMoments):
     """Law with a uniform density within each bin, plus atoms at zero and at one.
 
     Every method is a closed form of moments cumulated up to each edge.
@@ -113,8 +113,11 @@ class Histogram:
         masses = np.bincount(bins, weights=w[inside], minlength=edges.size - 1)
         return cls(edges, masses, w[r == 0].sum(), w[r >= 1].sum())
 
-    def moments(self, x: ArrayLike) -> Moments:
-        """Return (cdf, partial_mean, partial_second) from a single search for the bins."""
+    def moments(self, x: ArrayLike, order: int = 2) -> Moments:
+        """Return (cdf, partial_mean, partial_second) from a single search for the bins.
+
+        ``order`` has no effect: all three cost little more than one.
+        """
         x = np.asarray(x, dtype=np.float64)
         bins = np.searchsorted(self.edges[1:-1], x, side="right")
         low, density = self.edges[bins], self.density[bins]
@@ -125,18 +128,6 @@ class Histogram:
         mean = self._mean[bins] + mass * ((inside + low) / 2) + at_one
         square = (inside * inside + inside * low + low * low) / 3
         return cdf, mean, self._second[bins] + mass * square + at_one
-
-    def cdf(self, x: ArrayLike) -> Array:
-        """Return F(x), including the atom at zero."""
-        return self.moments(x)[0]
-
-    def partial_mean(self, x: ArrayLike) -> Array:
-        """Return the integral of r dF over [0, x]."""
-        return self.moments(x)[1]
-
-    def partial_second(self, x: ArrayLike) -> Array:
-        """Return the integral of r**2 dF over [0, x]."""
-        return self.moments(x)[2]
 
     def pdf(self, x: ArrayLike) -> Array:
         """Return the density to the right of x (to the left at the last edge)."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import ArrayLike
 
-from hvd_adaptive.levels.distributions import Array, Moments, invert_cdf
+from hvd_adaptive.levels.distributions import Array, ByMoments, Moments, invert_cdf
 from hvd_adaptive.levels.histogram import LOG_EDGES, Histogram
 from hvd_adaptive.levels.truncated_normal import Folded
 
@@ -13,7 +13,7 @@ from hvd_adaptive.levels.truncated_normal import Folded
 _CHUNK = 1 << 16
 
 
-class Mixture:
+class Mixture(ByMoments):
     """Law F = sum of gamma_n F_n over the folded truncated normals of N buckets (ALQ Eq. 10).
 
     One component is the ``normalized`` case of App. K.1.
@@ -40,21 +40,9 @@ class Mixture:
         self.weights = weights / weights.sum()
         self.components = Folded(mu, sigma)
 
-    def cdf(self, x: ArrayLike) -> Array:
-        """Return F(x)."""
-        return self.moments(x, order=0)[0]
-
     def pdf(self, x: ArrayLike) -> Array:
         """Return the density at x."""
         return self.components.pdf(np.asarray(x, float)[..., None]) @ self.weights
-
-    def partial_mean(self, x: ArrayLike) -> Array:
-        """Return the integral of r dF over [0, x]."""
-        return self.moments(x, order=1)[1]
-
-    def partial_second(self, x: ArrayLike) -> Array:
-        """Return the integral of r**2 dF over [0, x]."""
-        return self.moments(x)[2]
 
     def ppf(self, y: ArrayLike) -> Array:
         """Return the least x with F(x) >= y, by bisection: mixtures have no closed inverse."""

@@ -56,24 +56,36 @@ def gradient(magnitudes: ArrayLike, distribution: Distribution, symmetric: bool)
     return result
 
 
-def curvature_bound(magnitudes: ArrayLike, distribution: Distribution, symmetric: bool) -> Array:
-    """Return the Gershgorin bound of each row of the Hessian of Psi.
+def hessian_bands(
+    magnitudes: ArrayLike, distribution: Distribution, symmetric: bool
+) -> tuple[Array, Array]:
+    """Return the diagonal (..., K) of the Hessian of Psi, 0 for the fixed levels 0 and 1, and what
+    lies beside it (..., K - 1), with the opposite sign.
 
-    The shape is that of ``magnitudes``. The Hessian is tridiagonal (Eq. 21 for two levels), with
-    (l_{j+1} - l_{j-1}) p(l_j) on the diagonal and -(F(l_{j+1}) - F(l_j)) beside it. The diagonal
-    entry of l1 of a symmetric table is (l1 + l2) p(l1) + 2 F(l1) (proof of Prop. 5). The bound is
-    the sum of a row's absolute values.
+    The Hessian is tridiagonal (Eq. 21 for two levels), with (l_{j+1} - l_{j-1}) p(l_j) on the
+    diagonal and -(F(l_{j+1}) - F(l_j)) beside it. The diagonal entry of l1 of a symmetric table is
+    (l1 + l2) p(l1) + 2 F(l1) (proof of Prop. 5).
     """
     levels = check_magnitudes(magnitudes, symmetric)
     mass, density = distribution.cdf(levels), distribution.pdf(levels)
-    beside = np.diff(mass)
-    result = np.zeros_like(levels)
-    gaps = levels[..., 2:] - levels[..., :-2]
-    result[..., 1:-1] = gaps * density[..., 1:-1] + beside[..., :-1] + beside[..., 1:]
+    diagonal = np.zeros_like(levels)
+    diagonal[..., 1:-1] = (levels[..., 2:] - levels[..., :-2]) * density[..., 1:-1]
     if symmetric and levels.shape[-1] > 1:
         sum_of_first = levels[..., 0] + levels[..., 1]
-        result[..., 0] = sum_of_first * density[..., 0] + 2 * mass[..., 0] + beside[..., 0]
-    return result
+        diagonal[..., 0] = sum_of_first * density[..., 0] + 2 * mass[..., 0]
+    return diagonal, np.diff(mass)
+
+
+def curvature_bound(magnitudes: ArrayLike, distribution: Distribution, symmetric: bool) -> Array:
+    """Return the Gershgorin bound of each row of the Hessian of Psi, the sum of its absolute
+    values, in the shape of ``magnitudes``; 0 for fixed levels.
+    """
+    bound, beside = hessian_bands(magnitudes, distribution, symmetric)
+    bound[..., 1:-1] += beside[..., :-1]
+    bound[..., 1:-1] += beside[..., 1:]
+    if symmetric and bound.shape[-1] > 1:
+        bound[..., 0] += beside[..., 0]
+    return bound
 
 
 def sample_variance(

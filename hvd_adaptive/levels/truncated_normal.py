@@ -12,7 +12,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import ArrayLike
 
-from hvd_adaptive.levels.distributions import Array, invert_cdf
+from hvd_adaptive.levels.distributions import Array, ByMoments, invert_cdf
 
 # Smaller deviations are replaced by this one: float32 levels cannot separate such points.
 SIGMA_FLOOR = 1e-14
@@ -33,7 +33,7 @@ def _mills(z: Array) -> Array:
     return np.sqrt(np.pi / 2) * erfcx(z / np.sqrt(2))
 
 
-class TruncatedNormal:
+class TruncatedNormal(ByMoments):
     """Normal laws of mean mu and deviation sigma, truncated to [lower, upper].
 
     Args:
@@ -71,18 +71,6 @@ class TruncatedNormal:
         height = self._height(np.clip(x, self.lower, self.upper))
         return np.where(inside, height, 0.0) / self.mass
 
-    def cdf(self, x: ArrayLike) -> Array:
-        """Return F(x) (Eq. 17)."""
-        return self.moments(x, order=0)[0]
-
-    def partial_mean(self, x: ArrayLike) -> Array:
-        """Return the integral of theta dF over [lower, x]."""
-        return self.moments(x, order=1)[1]
-
-    def partial_second(self, x: ArrayLike) -> Array:
-        """Return the integral of theta**2 dF over [lower, x]."""
-        return self.moments(x)[2]
-
     def ppf(self, y: ArrayLike) -> Array:
         """Return the inverse of ``cdf``, by bisection.
 
@@ -92,7 +80,7 @@ class TruncatedNormal:
         return invert_cdf(self.cdf, y, self.lower, self.upper)
 
     def moments(self, x: ArrayLike, order: int = 2) -> tuple[Array, ...]:
-        """Return the integrals of theta**k dF over [lower, x], k = 0..order."""
+        """Return the integrals of theta**k dF over [lower, x], k = 0..order (Eq. 17 for k = 0)."""
         x = np.clip(np.asarray(x, float), self.lower, self.upper)
         return tuple(moment / self.mass for moment in self.interval(self.lower, x, order))
 
@@ -167,7 +155,7 @@ class TruncatedNormal:
         return scale * half * (values @ _WEIGHTS)
 
 
-class Folded:
+class Folded(ByMoments):
     """Laws of r = |theta| in [0, 1], theta truncated normal on [-1, 1].
 
     F_r(x) = F_theta(x) - F_theta(-x). Every integral is the sum of the integrals of the laws of mu
@@ -180,22 +168,10 @@ class Folded:
         right, left = (side.interval(0.0, 1.0)[0] for side in self._sides)
         self._mass = right + left
 
-    def cdf(self, x: ArrayLike) -> Array:
-        """Return F_r(x)."""
-        return self.moments(x, order=0)[0]
-
     def pdf(self, x: ArrayLike) -> Array:
         """Return the density at x; 0 for x < 0."""
         right, left = (side.pdf(x) * side.mass for side in self._sides)
         return np.where(np.asarray(x) >= 0, right + left, 0.0) / self._mass
-
-    def partial_mean(self, x: ArrayLike) -> Array:
-        """Return the integral of r dF over [0, x]."""
-        return self.moments(x, order=1)[1]
-
-    def partial_second(self, x: ArrayLike) -> Array:
-        """Return the integral of r**2 dF over [0, x]."""
-        return self.moments(x)[2]
 
     def ppf(self, y: ArrayLike) -> Array:
         """Return the least x with F_r(x) >= y, by bisection."""

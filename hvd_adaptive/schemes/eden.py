@@ -5,7 +5,6 @@ from __future__ import annotations
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import groupby
-from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -18,7 +17,7 @@ from hvd_adaptive.codec.codec import Codec
 from hvd_adaptive.compressor import GradientCompressor
 from hvd_adaptive.kernels.eden import STEP, Buckets, Levels
 from hvd_adaptive.kernels.packing import packing_of
-from hvd_adaptive.kernels.random import MASK64, stream_key
+from hvd_adaptive.kernels.random import MASK64, signed, stream_key
 from hvd_adaptive.levels.lloyd_max import distortion, normal_levels
 from hvd_adaptive.settings import Settings
 
@@ -174,10 +173,10 @@ class EDENCodec(Codec):
         return KEY_BYTES + 4 * (buckets.count + self._packing.words(codes))
 
     def encode_body(self, flat: torch.Tensor, body: torch.Tensor, key: int) -> None:
-        body[:KEY_BYTES].view(torch.int64).fill_(_signed(self._shared))
+        body[:KEY_BYTES].view(torch.int64).fill_(signed(self._shared))
         flat = self._clipped(flat)
         scales, words = self._split(body, flat.numel())
-        encode = _kernels(flat.device).encode
+        encode = kernels.for_device(flat.device, "eden").encode
         size = self.settings.bucket_size
         encode(flat, scales, words, size, self._levels, self._shared, _own_stream(key))
 
@@ -216,7 +215,7 @@ class EDENCodec(Codec):
         """Add the values of bodies that share a rotation, given with their keys."""
         payloads = [self._split(body, out.numel()) for body, _ in pairs]
         streams = [_own_stream(key) for _, key in pairs]
-        decode = _kernels(out.device).decode_add
+        decode = kernels.for_device(out.device, "eden").decode_add
         decode(payloads, self.settings.bucket_size, self._levels, shared, streams, out)
 
     def _all(self, coordinates: int) -> Buckets:
@@ -238,10 +237,6 @@ def _check_bits(bits: float) -> float:
         raise ValueError(f"{error}, or {fractions}") from None
 
 
-def _kernels(device: torch.device) -> ModuleType:
-    return kernels.for_device(device, "eden")
-
-
 def _by_rotation(
     bodies: Sequence[torch.Tensor], keys: Sequence[int]
 ) -> Iterator[tuple[int, list[tuple[torch.Tensor, int]]]]:
@@ -255,8 +250,3 @@ def _by_rotation(
 def _own_stream(key: int) -> int:
     """Return the stream of signs of a payload's own rotation."""
     return stream_key(key, Inside.ROTATION)
-
-
-def _signed(number: int) -> int:
-    """Return the int64 with the bits of a 64-bit number."""
-    return number - (1 << 64) if number >> 63 else number

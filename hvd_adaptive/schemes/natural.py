@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -76,13 +75,14 @@ class _Codec(Codec):
         body[flat.numel() : _exponent_bytes(flat.numel())] = 0
         exponents, words = _split(body, flat.numel())
         summing = self.settings.tuning.checksum
-        return _kernels(flat.device).encode(flat, exponents, words, bucket, key, summing)
+        ops = kernels.for_device(flat.device, "natural")
+        return ops.encode(flat, exponents, words, bucket, key, summing)
 
     def add_bodies(
         self, bodies: Sequence[torch.Tensor], keys: Sequence[int], factor: float, out: torch.Tensor
     ) -> None:
         pairs = [_split(body, out.numel()) for body in bodies]
-        _kernels(out.device).decode_add(pairs, factor, out)
+        kernels.for_device(out.device, "natural").decode_add(pairs, factor, out)
 
 
 def _exponent_bytes(coordinates: int) -> int:
@@ -92,7 +92,3 @@ def _exponent_bytes(coordinates: int) -> int:
 def _split(body: torch.Tensor, coordinates: int) -> tuple[torch.Tensor, torch.Tensor]:
     """Return exponents and sign words."""
     return body[:coordinates], body[_exponent_bytes(coordinates) :].view(torch.int32)
-
-
-def _kernels(device: torch.device) -> ModuleType:
-    return kernels.for_device(device, "natural")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from types import ModuleType
 from typing import TYPE_CHECKING, Any, Literal
 
 import torch
@@ -182,14 +181,16 @@ class QCSCodec(Codec):
 
     def encode_body(self, flat: torch.Tensor, body: torch.Tensor, key: int) -> None:
         flat, runs = self._clipped(flat), self._runs(flat.numel())
-        _kernels(flat.device).encode(flat, *_split(body, runs), runs, self.alphabet, key)
+        ops = kernels.for_device(flat.device, "qcs")
+        ops.encode(flat, *_split(body, runs), runs, self.alphabet, key)
 
     def add_bodies(
         self, bodies: Sequence[torch.Tensor], keys: Sequence[int], factor: float, out: torch.Tensor
     ) -> None:
         runs = self._runs(out.numel())
         pairs = [_split(body, runs) for body in bodies]
-        _kernels(out.device).decode_add(pairs, keys, runs, self.alphabet, factor, out)
+        ops = kernels.for_device(out.device, "qcs")
+        ops.decode_add(pairs, keys, runs, self.alphabet, factor, out)
 
     def _runs(self, coordinates: int) -> list[Run]:
         """Return the run of whole buckets, then that of the partial one, as far as they exist."""
@@ -213,10 +214,6 @@ def _split(body: torch.Tensor, runs: Sequence[Run]) -> tuple[torch.Tensor, torch
     """Return scales and words of a body."""
     at = 4 * sum(run.buckets for run in runs)
     return body[:at].view(torch.float32), body[at:].view(torch.int32)
-
-
-def _kernels(device: torch.device) -> ModuleType:
-    return kernels.for_device(device, "qcs")
 
 
 def _check_gain(gain: Any, order: int) -> float:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -13,6 +12,7 @@ from hvd_adaptive import kernels
 from hvd_adaptive.base.checks import is_real
 from hvd_adaptive.codec.codec import Codec
 from hvd_adaptive.compressor import GradientCompressor
+from hvd_adaptive.kernels import sparse
 from hvd_adaptive.kernels.rice import most_words, rice_parameter
 from hvd_adaptive.settings import Settings
 
@@ -90,14 +90,15 @@ class _Codec(Codec):
         return 8 + 4 * self._buckets(coordinates)
 
     def encode_body(self, flat: torch.Tensor, body: torch.Tensor, key: int) -> int:
-        encode, bucket = _kernels(flat.device).encode_body, self._bucket(flat.numel())
-        return encode(self._clipped(flat), bucket, self.density, self._rice, key, body)
+        ops, own = kernels.for_device(flat.device, "sparse"), (self.density, self._rice)
+        bucket = self._bucket(flat.numel())
+        return sparse.encode_body(ops, self._clipped(flat), bucket, *own, key, body)
 
     def add_bodies(
         self, bodies: Sequence[torch.Tensor], keys: Sequence[int], factor: float, out: torch.Tensor
     ) -> None:
-        bucket = self._bucket(out.numel())
-        _kernels(out.device).add_bodies(bodies, bucket, self._rice, out)
+        ops = kernels.for_device(out.device, "sparse")
+        sparse.add_bodies(ops, bodies, self._bucket(out.numel()), self._rice, out)
         if factor != 1.0:
             out *= factor
 
@@ -112,10 +113,6 @@ class _Codec(Codec):
     def _most_exact(self, size: int) -> int:
         """Return the most coordinates of a bucket that can reach λ at this density."""
         return min(size, math.floor(self.density * size) + 1)
-
-
-def _kernels(device: torch.device) -> ModuleType:
-    return kernels.for_device(device, "sparse")
 
 
 def _check_density(value: Any) -> float:

@@ -8,7 +8,8 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from hvd_adaptive.levels import Distribution, check_magnitudes, expected_variance
+from hvd_adaptive.levels import Distribution, expected_variance
+from hvd_adaptive.levels.objective import hessian_bands
 from hvd_adaptive.theory.arguments import check_count, check_positive
 
 
@@ -17,20 +18,12 @@ def objective_hessian(
 ) -> NDArray[np.float64]:
     """Return the second derivatives (m, m) of Psi in the m movable levels, all but 0 and 1.
 
-    This is Eq. 21 for any number of levels. The matrix is tridiagonal, with (l_{j+1} - l_{j-1})
-    p(l_j) on the diagonal and -(F(l_{j+1}) - F(l_j)) beside it. The diagonal entry of l1 of a
-    symmetric table is (l1 + l2) p(l1) + 2 F(l1) (proof of Prop. 5). The Hessian exists if the
-    density is continuous at the levels.
+    This is Eq. 21 for any number of levels; ``levels.objective.hessian_bands`` describes the
+    matrix, which is tridiagonal. It exists if the density is continuous at the levels.
     """
-    levels = check_magnitudes(magnitudes, symmetric)
-    mass, density = distribution.cdf(levels), distribution.pdf(levels)
-    diagonal = np.zeros_like(levels)
-    diagonal[1:-1] = (levels[2:] - levels[:-2]) * density[1:-1]
-    if symmetric and levels.size > 1:
-        diagonal[0] = (levels[0] + levels[1]) * density[0] + 2 * mass[0]
-    beside = -np.diff(mass)
-    moving = slice(0 if symmetric else 1, levels.size - 1)
-    full = np.diag(diagonal) + np.diag(beside, 1) + np.diag(beside, -1)
+    diagonal, beside = hessian_bands(magnitudes, distribution, symmetric)
+    moving = slice(0 if symmetric else 1, diagonal.size - 1)
+    full = np.diag(diagonal) - np.diag(beside, 1) - np.diag(beside, -1)
     return full[moving, moving]
 
 

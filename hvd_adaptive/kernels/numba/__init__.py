@@ -1,4 +1,8 @@
-"""The kernels for CPU tensors, in Numba."""
+"""The kernels for CPU tensors, in Numba.
+
+Functions that have no docstring are described in the module of the same name in reference/, which
+has the same signatures and the same integers.
+"""
 
 from __future__ import annotations
 

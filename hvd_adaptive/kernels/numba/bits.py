@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import numba
+import numpy as np
 from llvmlite import ir
+
+from hvd_adaptive.kernels.numba.jit import inline
 
 _WORD = ir.IntType(64)
 
@@ -58,3 +61,21 @@ def ones_in(typingctx, bits):
         return builder.ctpop(args[0])
 
     return numba.types.int64(numba.types.uint64), codegen
+
+
+@inline
+def next_one(words, at):
+    """Return the place of the first 1 at or after bit ``at`` of words (uint32 or uint64), or their
+    length in bits.
+    """
+    shift = 5 if words.itemsize == 4 else 6
+    word, bits = at >> shift, np.int64(words.size << shift)
+    if word >= words.size:
+        return bits
+    rest = np.uint64(words[word]) >> np.uint64(at & ((1 << shift) - 1))
+    if rest != 0:
+        return at + lowest_one(rest)
+    word += 1
+    while word < words.size and words[word] == 0:
+        word += 1
+    return bits if word >= words.size else (word << shift) + lowest_one(np.uint64(words[word]))

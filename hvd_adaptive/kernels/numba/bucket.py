@@ -1,45 +1,31 @@
-"""Pack and unpack codes of buckets that have levels of their own, in Numba.
-
-Signatures and integers are the same as in reference/bucket.py.
-"""
+"""Pack and unpack codes of buckets that have levels of their own, in Numba."""
 
 from __future__ import annotations
 
 import functools
 from collections.abc import Sequence
 
-import numba
 import numpy as np
 import torch
 
 from hvd_adaptive.base.device import HOST
-from hvd_adaptive.kernels import random
 from hvd_adaptive.kernels.fixed import QUARTER
-from hvd_adaptive.kernels.numba.decoder import (
-    add_looked_up,
-    add_small,
-    load_fixed,
-    load_units,
-    pointer,
-    scale_by,
-)
-from hvd_adaptive.kernels.numba.encoder import bucket_key, chunk_size, store_fixed, store_units
+from hvd_adaptive.kernels.numba.decoder import make_decoder
+from hvd_adaptive.kernels.numba.encoder import chunk_size, store_fixed, store_units
 from hvd_adaptive.kernels.numba.jit import inline, jit
-from hvd_adaptive.kernels.numba.quantize import uniform24
-from hvd_adaptive.kernels.packing import Packing, packing_of
+from hvd_adaptive.kernels.numba.random import STEPS, bucket_key, counter_of, uniform24
+from hvd_adaptive.kernels.packing import Packing, check_sections, packing_of
 from hvd_adaptive.kernels.tables import padded_values
 
-_COUNTER = np.uint32(random.COUNTER)
-_LOW = np.uint64(0xFFFFFFFF)
 _UNIT = np.float32(2.0**-24)
-_ONE = np.float32(1)
+# A payload's levels take the place of the decoder's shared ones.
+_NO_VALUES = np.zeros(16, np.float32)
 
 
 def round_codes(
     flat: torch.Tensor, levels: torch.Tensor, words: torch.Tensor, bucket_size: int, key: int
 ) -> None:
-    """See reference.bucket.round_codes."""
-    rounder = _rounder(*_constants(packing_of(levels.shape[1])))
+    rounder = _rounder(packing_of(levels.shape[1]))
     out = words.numpy().view(np.uint32)
     rounder(flat.numpy(), levels.numpy(), out, bucket_size, np.uint64(key))
 
@@ -47,9 +33,7 @@ def round_codes(
 def cut_codes(
     flat: torch.Tensor, cuts: torch.Tensor, words: torch.Tensor, bucket_size: int
 ) -> None:
-    """See reference.bucket.cut_codes."""
-    cutter = _cutter(*_constants(packing_of(2)))
-    cutter(flat.numpy(), cuts.numpy(), words.numpy().view(np.uint32), bucket_size)
+    _cutter(packing_of(2))(flat.numpy(), cuts.numpy(), words.numpy().view(np.uint32), bucket_size)
 
 
 def decode_add(
@@ -58,21 +42,19 @@ def decode_add(
     factor: float,
     out: torch.Tensor,
 ) -> None:
-    """See reference.bucket.decode_add."""
-    alphabet = payloads[0][0].shape[1]
-    packing = packing_of(alphabet)
+    packing = packing_of(payloads[0][0].shape[1])
     count = packing.words(out.numel())
-    for values, words in payloads:
-        if values.shape[0] * bucket_size < out.numel() or words.numel() < count:
-            raise ValueError(
-                f"payload of {values.shape[0]} buckets and {words.numel()} words is too short"
-            )
+    check_sections(payloads, "buckets", -(-out.numel() // bucket_size), count)
     tables = [padded_values(values, packing) for values, _ in payloads]
     table_at = np.array([table.data_ptr() for table in tables], dtype=np.int64)
     word_at = np.array([words.data_ptr() for _, words in payloads], dtype=np.int64)
     room = tables[0].shape[1]
-    decoder = _decoder(*_constants(packing))
-    decoder(table_at, room, word_at, count, bucket_size, np.float32(factor), out.numpy())
+    factor, values = np.float32(factor), _NO_VALUES
+    decoder = _decoder(True, False, 0, packing)
+    decoder(table_at, word_at, count, bucket_size, room, values, factor, True, out.numpy())
+
+
+_decoder = functools.cache(make_decoder)
 
 
 def warm(alphabet: int) -> None:
@@ -86,10 +68,6 @@ def warm(alphabet: int) -> None:
     decode_add([(levels, words)], 300, 1.0, torch.zeros(300, **HOST))
     if alphabet == 2:
         cut_codes(flat, torch.zeros(1, **HOST), words, 300)
-
-
-def _constants(packing: Packing) -> tuple[int, int, int]:
-    return packing.alphabet, packing.digits, packing.width
 
 
 @inline
@@ -126,21 +104,21 @@ def _pick4(x, u, b0, b1, b2, b3, g0, g1, g2, g3, c0, c1, c2, c3, c4):
 
 
 @inline
-def _count_one(run, factor, steps, offset, high, base, gap, part):
+def _count_one(run, factor, offset, high, base, gap, part):
     b0, g0 = base[0], gap[0]
     for j in range(run.size):
-        u = _odd(np.uint32(steps[j] + offset), high)
+        u = _odd(np.uint32(STEPS[j] + offset), high)
         part[j] = np.uint32(run[j] * factor - b0 > u * g0)
 
 
 @inline
-def _count_four(run, factor, steps, offset, high, base, gap, ladder, us, part):
+def _count_four(run, factor, offset, high, base, gap, ladder, us, part):
     """Count the first four thresholds; keep the random numbers."""
     b0, b1, b2, b3 = base[0], base[1], base[2], base[3]
     g0, g1, g2, g3 = gap[0], gap[1], gap[2], gap[3]
     c0, c1, c2, c3, c4 = ladder[0], ladder[1], ladder[2], ladder[3], ladder[4]
     for j in range(run.size):
-        u = _odd(np.uint32(steps[j] + offset), high)
+        u = _odd(np.uint32(STEPS[j] + offset), high)
         us[j] = u
         part[j] = _pick4(run[j] * factor, u, b0, b1, b2, b3, g0, g1, g2, g3, c0, c1, c2, c3, c4)
 
@@ -157,8 +135,9 @@ def _count_on(run, factor, base, gap, ladder, us, part):
 
 
 @functools.cache
-def _rounder(alphabet: int, digits: int, width: int):
-    chunk = chunk_size(Packing(alphabet, digits, width))
+def _rounder(packing: Packing):
+    chunk = chunk_size(packing)
+    alphabet, digits, width = packing
     thresholds = alphabet - 1
     room = -(-thresholds // 4) * 4
 
@@ -167,28 +146,25 @@ def _rounder(alphabet: int, digits: int, width: int):
         codes, rows = np.empty(chunk, np.uint32), np.empty(QUARTER, np.uint32)
         us, cell = np.empty(chunk, np.float32), np.empty(1, np.float32)
         base, gap = np.empty(room, np.float32), np.empty(room, np.float32)
-        ladder, steps = np.empty(room + 1, np.uint32), np.empty(chunk, np.uint32)
+        ladder = np.empty(room + 1, np.uint32)
         for j in range(room + 1):
             ladder[j] = np.uint32(j)
-        for j in range(chunk):
-            steps[j] = np.uint32(j) * _COUNTER
         for b in range(levels.shape[0]):
             begin = b * bucket_size
             end = min(x.size, begin + bucket_size)
             factor = _scaled(levels[b], base, gap, cell)
-            key = bucket_key(stream, b)
-            low, high = np.uint32(key & _LOW), np.uint32(key >> np.uint64(32))
+            low, high = bucket_key(stream, b)
             i = begin
             while i < end:
                 at = i % chunk
                 stop = min(end, i - at + chunk)
-                offset = np.uint32(np.uint32(np.uint32(i - begin) * _COUNTER) + low)
+                offset = counter_of(i - begin, low)
                 part = codes[at : at + stop - i]
                 run = x[i:stop]
                 if thresholds == 1:
-                    _count_one(run, factor, steps, offset, high, base, gap, part)
+                    _count_one(run, factor, offset, high, base, gap, part)
                 else:
-                    _count_four(run, factor, steps, offset, high, base, gap, ladder, us, part)
+                    _count_four(run, factor, offset, high, base, gap, ladder, us, part)
                     for t in range(4, room, 4):
                         _count_on(run, factor, base[t:], gap[t:], ladder[t:], us, part)
                 if stop % chunk == 0 or stop == x.size:
@@ -204,8 +180,9 @@ def _rounder(alphabet: int, digits: int, width: int):
 
 
 @functools.cache
-def _cutter(alphabet: int, digits: int, width: int):
-    chunk = chunk_size(Packing(alphabet, digits, width))
+def _cutter(packing: Packing):
+    chunk = chunk_size(packing)
+    alphabet, digits, width = packing
 
     @jit
     def cut_codes(x, cuts, words, bucket_size):
@@ -228,40 +205,3 @@ def _cutter(alphabet: int, digits: int, width: int):
                 store_fixed(codes, index, rest, width, rows, words)
 
     return cut_codes
-
-
-@functools.cache
-def _decoder(alphabet: int, digits: int, width: int):
-    chunk = chunk_size(Packing(alphabet, digits, width))
-
-    @jit
-    def decode_add(table_at, room, word_at, size, bucket_size, factor, out):
-        rows, codes = np.empty(QUARTER, np.uint32), np.empty(chunk, np.uint32)
-        n = out.size
-        buckets = (n + bucket_size - 1) // bucket_size
-        for index in range((n + chunk - 1) // chunk):
-            begin = index * chunk
-            end = min(n, begin + chunk)
-            for rank in range(word_at.size):
-                tables = numba.carray(pointer(table_at[rank]), buckets * room, np.float32)
-                words = numba.carray(pointer(word_at[rank]), size, np.uint32)
-                rest = end - begin
-                if digits > 1:
-                    load_units(words, index, rest, chunk, alphabet, digits, width, codes)
-                else:
-                    load_fixed(words, index, rest, width, rows, codes)
-                i = begin
-                while i < end:
-                    bucket = i // bucket_size
-                    stop = min(end, (bucket + 1) * bucket_size)
-                    values = tables[bucket * room : (bucket + 1) * room]
-                    target, part = out[i:stop], codes[i - begin : stop - begin]
-                    if alphabet <= 16:
-                        add_small(part, _ONE, alphabet, values, target)
-                    else:
-                        add_looked_up(part, _ONE, values, target)
-                    i = stop
-            if factor != 1:
-                scale_by(factor, out[begin:end])
-
-    return decode_add

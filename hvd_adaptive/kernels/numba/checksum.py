@@ -1,7 +1,4 @@
-"""Compute checksums of whole payloads in Numba, with a block's lanes in registers.
-
-Signatures and numbers are the same as in reference/checksum.py.
-"""
+"""Compute checksums of whole payloads in Numba, with a block's lanes in registers."""
 
 from __future__ import annotations
 
@@ -34,7 +31,6 @@ _NOTHING = np.zeros(CHECK_LANES, np.uint32), np.empty(0, np.int64)
 def seal(
     payload: torch.Tensor, header: bytes, seed: int | None, known: BlockSums | None = None
 ) -> None:
-    """See reference.checksum.checksum.seal."""
     data = payload.numpy()
     data[:HEADER_BYTES] = np.frombuffer(header, np.uint8)
     if seed is not None:
@@ -44,13 +40,11 @@ def seal(
 
 
 def checksums(payloads: Sequence[torch.Tensor], seeds: Sequence[int]) -> list[int]:
-    """See reference.checksum.checksum.checksums."""
     words = [payload.numpy().view(np.uint32)[_HEADER:] for payload in payloads]
     return [_checksum(*pair, *_NOTHING) for pair in zip(words, seeds, strict=True)]
 
 
 def checksum(words: torch.Tensor, seed: int) -> int:
-    """See reference.checksum.checksum."""
     return _checksum(words.numpy().view(np.uint32), seed, *_NOTHING)
 
 

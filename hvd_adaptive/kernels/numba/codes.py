@@ -15,16 +15,12 @@ from hvd_adaptive.kernels.packing import Packing, check_words
 
 
 def pack(codes: torch.Tensor, packing: Packing, words: torch.Tensor) -> None:
-    """See reference.codes.pack."""
-    packer = _packer(packing.alphabet, packing.digits, packing.width)
-    packer(codes.numpy(), words.numpy().view(np.uint32))
+    _packer(packing)(codes.numpy(), words.numpy().view(np.uint32))
 
 
 def unpack(words: torch.Tensor, packing: Packing, codes: torch.Tensor) -> None:
-    """See reference.codes.unpack."""
     check_words(words, packing, codes)
-    unpacker = _unpacker(packing.alphabet, packing.digits, packing.width)
-    unpacker(words.numpy().view(np.uint32), codes.numpy())
+    _unpacker(packing)(words.numpy().view(np.uint32), codes.numpy())
 
 
 def warm(packing: Packing) -> None:
@@ -36,8 +32,9 @@ def warm(packing: Packing) -> None:
 
 
 @functools.cache
-def _packer(alphabet: int, digits: int, width: int):
-    chunk = chunk_size(Packing(alphabet, digits, width))
+def _packer(packing: Packing):
+    chunk = chunk_size(packing)
+    alphabet, digits, width = packing
 
     @jit
     def pack(codes, words):
@@ -55,8 +52,9 @@ def _packer(alphabet: int, digits: int, width: int):
 
 
 @functools.cache
-def _unpacker(alphabet: int, digits: int, width: int):
-    chunk = chunk_size(Packing(alphabet, digits, width))
+def _unpacker(packing: Packing):
+    chunk = chunk_size(packing)
+    alphabet, digits, width = packing
 
     @jit
     def unpack(words, codes):

@@ -13,6 +13,8 @@ from hvd_adaptive.kernels.numba.permute import add_permuted
 from hvd_adaptive.kernels.numba.radix import load_row
 from hvd_adaptive.kernels.packing import Packing
 
+_ONE = np.float32(1)
+
 
 @inline
 def _row(index, width, words, lane):
@@ -130,16 +132,18 @@ def load_tail(block, rest, width, rows, codes):
         codes[i + 3 * quarter] = np.uint32(r >> np.uint32(3 * width)) & mask
 
 
-def make_decoder(uniform: bool, entries: int, alphabet: int, digits: int, width: int):
+def make_decoder(own: bool, uniform: bool, entries: int, packing: Packing):
     """Make the decoder for one packing, which is a constant of the compiled code.
 
-    entries: size of the table that registers hold, see permute.py; 0 for look-ups in memory.
+    own: buckets have levels of their own, ``room`` numbers each, else a scale. entries: size of the
+    table that registers hold, see permute.py; 0 for look-ups in memory.
     """
-    chunk = chunk_size(Packing(alphabet, digits, width))
+    chunk = chunk_size(packing)
+    alphabet, digits, width = packing
     step = np.float32(1 / (alphabet - 1))
 
     @jit
-    def decode_add(scale_at, word_at, size, bucket_size, values, factor, add, out):
+    def decode_add(number_at, word_at, size, bucket_size, room, shared, factor, add, out):
         rows, codes = np.empty(QUARTER, np.uint32), np.empty(chunk, np.uint32)
         n = out.size
         buckets = (n + bucket_size - 1) // bucket_size
@@ -149,7 +153,7 @@ def make_decoder(uniform: bool, entries: int, alphabet: int, digits: int, width:
             if not add:
                 out[begin:end] = np.float32(0)
             for rank in range(word_at.size):
-                scales = numba.carray(pointer(scale_at[rank]), buckets, np.float32)
+                numbers = numba.carray(pointer(number_at[rank]), buckets * room, np.float32)
                 words = numba.carray(pointer(word_at[rank]), size, np.uint32)
                 rest = end - begin
                 if digits > 1:
@@ -160,7 +164,10 @@ def make_decoder(uniform: bool, entries: int, alphabet: int, digits: int, width:
                 while i < end:
                     bucket = i // bucket_size
                     stop = min(end, (bucket + 1) * bucket_size)
-                    scale = scales[bucket]
+                    if own:
+                        scale, values = _ONE, numbers[bucket * room : (bucket + 1) * room]
+                    else:
+                        scale, values = numbers[bucket], shared
                     target, part = out[i:stop], codes[i - begin : stop - begin]
                     if entries:
                         done = add_permuted(part, scale, values, target, entries)

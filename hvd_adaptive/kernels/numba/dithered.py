@@ -1,7 +1,4 @@
-"""Code and decode dithered payloads (kernels/dithered.py) in Numba, several segments at a time.
-
-Signatures and bytes are the same as in reference/dithered.py.
-"""
+"""Code and decode dithered payloads (kernels/dithered.py) in Numba, several segments at a time."""
 
 from __future__ import annotations
 
@@ -17,15 +14,14 @@ from hvd_adaptive.kernels.dithered import (
     SEGMENT,
     WIDTHS,
     Code,
-    check_end,
-    check_lengths,
+    Stretch,
     checked_ends,
-    checked_steps,
     corrupt_segment,
     head_bytes,
-    unknown_kind,
+    opened,
 )
 from hvd_adaptive.kernels.numba import ecdq, huffman
+from hvd_adaptive.kernels.numba.escapes import numbers, put_numbers
 from hvd_adaptive.kernels.threads import mapped
 
 
@@ -38,7 +34,6 @@ def encode_body(
     body: torch.Tensor,
     segment: int = SEGMENT,
 ) -> int:
-    """See reference.dithered.encode_body."""
     if not flat.numel():
         body.zero_()
         return body.numel()
@@ -64,32 +59,13 @@ def add_bodies(
     out: torch.Tensor,
     segment: int = SEGMENT,
 ) -> None:
-    """See reference.dithered.add_bodies."""
-    check_lengths(bodies, bucket_size, out)
     for body, key in zip(bodies, keys, strict=True):
-        _add(body.numpy(), bucket_size, code, key, width, out, segment)
-
-
-def _add(
-    data: np.ndarray,
-    bucket_size: int,
-    code: Code,
-    key: int,
-    width: int,
-    out: torch.Tensor,
-    segment: int,
-) -> None:
-    """Add one body."""
-    at = head_bytes(out.numel(), bucket_size)
-    kind, steps = int(data[:4].view("<u4")[0]), torch.from_numpy(checked_steps(data[4:at]))
-    if kind == CODED:
-        _add_segments(data[at:], steps, bucket_size, code, key, out, segment)
-    elif kind == width:
-        check_end(data[at:], width * out.numel())
-        q = data[at : at + width * out.numel()].view(WIDTHS[width]).astype(np.int32)
-        ecdq.add(torch.from_numpy(q), steps, bucket_size, key, out)
-    else:
-        raise unknown_kind(kind, width)
+        sent, coded, q = opened(body.numpy(), bucket_size, width, out.numel())
+        steps = torch.from_numpy(sent)
+        if coded is None:
+            ecdq.add(torch.from_numpy(q), steps, bucket_size, key, out)
+        else:
+            _add_segments(coded, steps, bucket_size, code, key, out, segment)
 
 
 def _encode_segments(
@@ -115,12 +91,12 @@ def _encode_segments(
         coded_parts: list[np.ndarray] = []
         size = 0
         for begin in share:
-            end = min(begin + segment, n)
-            runs, escaped = splitter(flat, steps, bucket_size, key, begin, end)
+            where = Stretch(steps, bucket_size, key, begin, min(begin + segment, n))
+            runs, escaped = splitter(flat, where)
             bits = 0
             for run, book in zip(runs, code.books, strict=True):
                 bits = huffman.encode(run, book, room, bits)
-            escapes = ecdq.put_numbers(escaped, code.most)
+            escapes = put_numbers(escaped, code.most)
             coded_parts += [room[: -(-bits // 8)].copy(), escapes]
             size += coded_parts[-2].size + escapes.size
             if size > out.size:  # The segments do not fit: stop.
@@ -154,18 +130,13 @@ def _add_segments(
     def add_share(share: range) -> None:
         runs: np.ndarray = np.empty((len(code.books), min(segment, n)), code.dtype)
         for begin in share:
-            index, end = begin // segment, min(begin + segment, n)
+            index = begin // segment
+            where = Stretch(steps, bucket_size, key, begin, min(begin + segment, n))
             start, middle, stop = ends[2 * index : 2 * index + 3].tolist()
-            escaped = ecdq.numbers(data[middle:stop], code.most)
-            found = ecdq.counts(steps, bucket_size, key, begin, end, len(runs)).tolist()
-            good = (
-                escaped is not None
-                and _read(data[start:middle], code, found, runs)
-                and ecdq.add_runs(
-                    runs, escaped, steps, bucket_size, key, begin, end, code.most, out
-                )
-            )
-            if not good:
+            escaped = numbers(data[middle:stop], code.most)
+            found = ecdq.counts(where, len(runs)).tolist()
+            good = escaped is not None and _read(data[start:middle], code, found, runs)
+            if not (good and ecdq.add_runs(runs, escaped, where, code.most, out)):
                 raise corrupt_segment(index)
 
     shares = _shares(begins)

@@ -1,7 +1,4 @@
-"""Rotate, quantise and pack (EDEN) in Numba, and invert it.
-
-Signatures and integers are the same as in reference/eden.py.
-"""
+"""Rotate, quantise and pack (EDEN) in Numba, and invert it."""
 
 from __future__ import annotations
 
@@ -16,7 +13,7 @@ from hvd_adaptive.kernels.eden import Buckets, Levels, shared_streams
 from hvd_adaptive.kernels.numba.eden_decoder import decoder_of
 from hvd_adaptive.kernels.numba.eden_encoder import encoder_of
 from hvd_adaptive.kernels.numba.rotation import factors_of
-from hvd_adaptive.kernels.packing import packing_of
+from hvd_adaptive.kernels.packing import check_sections, packing_of
 
 
 def encode(
@@ -28,7 +25,6 @@ def encode(
     shared: int,
     own: int,
 ) -> None:
-    """See reference.eden.encode."""
     last = Buckets(flat.numel(), bucket_size).last
     streams = [*shared_streams(shared, levels.bits), own]
     encoder_of(levels.bits)(
@@ -62,15 +58,10 @@ def decode_add(
     owns: Sequence[int],
     out: torch.Tensor,
 ) -> None:
-    """See reference.eden.decode_add."""
     buckets = Buckets(out.numel(), bucket_size)
     codes = levels.codes(buckets.codes, bucket_size)
     count = packing_of(1 << levels.bits).words(codes)
-    for scales, words in payloads:
-        if scales.numel() < buckets.count or words.numel() < count:
-            raise ValueError(
-                f"payload of {scales.numel()} buckets and {words.numel()} words is too short"
-            )
+    check_sections(payloads, "buckets", buckets.count, count)
     decoder_of(levels.bits)(
         np.array([scales.data_ptr() for scales, _ in payloads], dtype=np.int64),
         np.array([words.data_ptr() for _, words in payloads], dtype=np.int64),

@@ -42,54 +42,37 @@ def _load(x, y, cell):
 
 
 @inline
-def _pick(y, half, t1, t2, t3, t4, t5, t6, t7, v0, v1, v2, v3, v4, v5, v6, v7):
+def _pick(y, half, t, v):
     """Return the code of y, and the size of its level: ``half`` is a constant of at most 8."""
     size = np.abs(y)
-    m, v = np.uint32(0), v0
+    m, level = np.uint32(0), v[0]
     if half >= 2:
-        m, v = (np.uint32(1), v1) if size >= t1 else (m, v)
+        m, level = (np.uint32(1), v[1]) if size >= t[0] else (m, level)
     if half >= 4:
-        m, v = (np.uint32(2), v2) if size >= t2 else (m, v)
-        m, v = (np.uint32(3), v3) if size >= t3 else (m, v)
+        m, level = (np.uint32(2), v[2]) if size >= t[1] else (m, level)
+        m, level = (np.uint32(3), v[3]) if size >= t[2] else (m, level)
     if half >= 8:
-        m, v = (np.uint32(4), v4) if size >= t4 else (m, v)
-        m, v = (np.uint32(5), v5) if size >= t5 else (m, v)
-        m, v = (np.uint32(6), v6) if size >= t6 else (m, v)
-        m, v = (np.uint32(7), v7) if size >= t7 else (m, v)
+        m, level = (np.uint32(4), v[4]) if size >= t[3] else (m, level)
+        m, level = (np.uint32(5), v[5]) if size >= t[4] else (m, level)
+        m, level = (np.uint32(6), v[6]) if size >= t[5] else (m, level)
+        m, level = (np.uint32(7), v[7]) if size >= t[6] else (m, level)
     code = np.uint32(np.uint32(half - 1) - m) if y < 0 else np.uint32(np.uint32(half) + m)
-    return code, size * v
+    return code, size * level
 
 
 @inline
-def _round(y, half, t, v, codes, acc):
-    """Set the codes of y; add sizes times levels to 32 lanes, in order. t: ends with infinity."""
-    t1, t2, t3, t4, t5, t6, t7 = t[0], t[1], t[2], t[3], t[4], t[5], t[6]
-    v0, v1, v2, v3, v4, v5, v6, v7 = v[0], v[1], v[2], v[3], v[4], v[5], v[6], v[7]
+def _round(y, half, a, b, codes, acc):
+    """Set the codes of y; add sizes times levels b to 32 lanes, in order. a: thresholds, then
+    infinity.
+    """
+    t = a[0], a[1], a[2], a[3], a[4], a[5], a[6]
+    v = b[0], b[1], b[2], b[3], b[4], b[5], b[6], b[7]
     for row in range(0, y.size, 2 * NORM_LANES):
         part, out = y[row : row + 2 * NORM_LANES], codes[row : row + 2 * NORM_LANES]
         for i in range(NORM_LANES):
-            c, p = _pick(part[i], half, t1, t2, t3, t4, t5, t6, t7, v0, v1, v2, v3, v4, v5, v6, v7)
-            d, q = _pick(
-                part[i + NORM_LANES],
-                half,
-                t1,
-                t2,
-                t3,
-                t4,
-                t5,
-                t6,
-                t7,
-                v0,
-                v1,
-                v2,
-                v3,
-                v4,
-                v5,
-                v6,
-                v7,
-            )
-            out[i] = c
-            out[i + NORM_LANES] = d
+            c, p = _pick(part[i], half, t, v)
+            d, q = _pick(part[i + NORM_LANES], half, t, v)
+            out[i], out[i + NORM_LANES] = c, d
             acc[i] = (acc[i] + p) + q
 
 

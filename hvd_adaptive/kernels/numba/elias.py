@@ -1,7 +1,4 @@
-"""Code sparse codes with Elias's code in Numba.
-
-Signatures and bytes are the same as in reference/elias.py.
-"""
+"""Code sparse codes with Elias's code in Numba."""
 
 from __future__ import annotations
 
@@ -38,7 +35,6 @@ def encode(codes: np.ndarray, alphabet: int, out: np.ndarray) -> int:
 
 
 def decode(data: np.ndarray, alphabet: int, codes: np.ndarray) -> bool:
-    """See reference.elias.decode."""
     return bool(_decode(data, zero_code(alphabet), lookup(), records(alphabet), codes))
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import numba
 import numpy as np
 
-from hvd_adaptive.kernels import random
 from hvd_adaptive.kernels.constants import CHECK_LANES, NORM_LANES
 from hvd_adaptive.kernels.fixed import BLOCK, LANES, QUARTER, QUARTERS
 from hvd_adaptive.kernels.numba import quantize
@@ -15,25 +14,14 @@ from hvd_adaptive.kernels.numba.jit import inline, jit
 from hvd_adaptive.kernels.numba.pack import merge_quarters, store_block, store_partial
 from hvd_adaptive.kernels.numba.permute import permuted
 from hvd_adaptive.kernels.numba.radix import store_row
+from hvd_adaptive.kernels.numba.random import STEPS, bucket_key, counter_of
 from hvd_adaptive.kernels.numba.scan import clip_to, norm_of
 from hvd_adaptive.kernels.packing import Packing
 
-# The rules that find the index: see quantize.py, and for the first count.py, the last permute.py.
-COUNT, COUNT_MANY, SEARCH, UNIFORM, EXPONENTIAL, PERMUTE = range(6)
+# The rules that find the index: see count.py, permute.py, and for the others quantize.py.
+COUNT, PERMUTE, COUNT_MANY, SEARCH, UNIFORM, EXPONENTIAL = range(6)
 
-_GOLDEN64 = np.uint64(random.GOLDEN64)
-_MIX64_A, _MIX64_B = np.uint64(random.MIX64_A), np.uint64(random.MIX64_B)
-_COUNTER = np.uint32(random.COUNTER)
-_LOW = np.uint64(0xFFFFFFFF)
 _TAIL_ROWS = QUARTERS * LANES
-
-
-@inline
-def bucket_key(stream, bucket):
-    key = stream + np.uint64(np.uint64(bucket + 1) * _GOLDEN64)
-    key = np.uint64((key ^ (key >> np.uint64(30))) * _MIX64_A)
-    key = np.uint64((key ^ (key >> np.uint64(27))) * _MIX64_B)
-    return np.uint64(key ^ (key >> np.uint64(31)))
 
 
 def chunk_size(packing: Packing) -> int:
@@ -77,43 +65,24 @@ def store_tail(codes, rest, width, rows, words):
     return (count * QUARTERS * width + 31) // 32 * LANES
 
 
-def make_encoder(rule: int, depth: int, alphabet: int, digits: int, width: int):
+def make_encoder(rule: int, depth: int, packing: Packing):
     """Make the encoder for one rule and packing, which are constants of the compiled code.
 
     depth: of the search tree if the rule is PERMUTE, the thresholds if it is COUNT. The encoder
     adds blocks of the body, which begins with the scales, to ``sums`` (CHECK_LANES; with no
-    entries, nothing is added). ``summed`` (2,) is set as BlockSums describes.
+    entries, nothing is added). ``summed`` (2,) is set as BlockSums describes. arrays: those of a
+    quantize.Table.
     """
-    chunk = chunk_size(Packing(alphabet, digits, width))
+    chunk = chunk_size(packing)
+    alphabet, digits, width = packing
 
     @jit
-    def encode(
-        x,
-        scales,
-        words,
-        sums,
-        summed,
-        bucket_size,
-        linf,
-        clip,
-        stream,
-        start,
-        gap,
-        lower,
-        ladder,
-        thresholds,
-        numbers,
-        cells,
-        corrections,
-        tree,
-    ):
+    def encode(x, scales, words, sums, summed, bucket_size, linf, clip, stream, arrays):
+        table = quantize.Table(*arrays)
         codes, rows = np.empty(chunk, np.uint32), np.empty(QUARTER, np.uint32)
         acc, cell = np.empty(NORM_LANES, np.float32), np.empty(1, np.float32)
         rs, us = np.empty(chunk, np.float32), np.empty(chunk, np.float32)
         clipped = np.empty(bucket_size if clip > 0 else 0, np.float32)
-        steps = np.empty(chunk, np.uint32)  # j * COUNTER: loading it beats multiplying
-        for j in range(chunk):
-            steps[j] = np.uint32(j) * _COUNTER
         total, lanes = np.uint32(alphabet - 1), np.empty(CHECK_LANES, np.uint32)
         summed[:] = first_block(scales.size)
         for b in range(scales.size):
@@ -127,76 +96,34 @@ def make_encoder(rule: int, depth: int, alphabet: int, digits: int, width: int):
             scales[b] = scale
             usable = scale > 0
             inverse = np.float32(1) / scale if usable else np.float32(0)
-            key = bucket_key(stream, b)
-            low, high = np.uint32(key & _LOW), np.uint32(key >> np.uint64(32))
+            low, high = bucket_key(stream, b)
             i = begin
             while i < end:
-                at = i % chunk
-                stop = min(end, i - at + chunk)
+                first = i % chunk
+                stop = min(end, i - first + chunk)
                 run = bucket[i - begin : stop - begin]
-                part = codes[at : at + stop - i]
-                offset = np.uint32(np.uint32(np.uint32(i - begin) * _COUNTER) + low)
+                part = codes[first : first + stop - i]
+                at = inverse, counter_of(i - begin, low), high, total
                 if not usable:
                     part[:] = np.uint32(alphabet // 2)  # any code would do; coders make it short
                 elif rule == COUNT_MANY:
-                    quantize.count_many(
-                        run, inverse, steps, offset, high, start, gap, ladder, total, rs, us, part
-                    )
+                    quantize.count_many(run, at, table, rs, us, part)
                 elif rule == SEARCH:
-                    quantize.search(
-                        run,
-                        inverse,
-                        steps,
-                        offset,
-                        high,
-                        start,
-                        gap,
-                        lower,
-                        cells,
-                        corrections,
-                        ladder,
-                        total,
-                        rs,
-                        us,
-                        part,
-                    )
-                elif rule == COUNT:
-                    first = ladder[0]
-                    done = counted(
-                        run, steps, part, inverse, offset, high, start, gap, first, total, depth
-                    )
-                    quantize.count_from(
-                        done, run, inverse, steps, offset, high, start, gap, ladder, total, part
-                    )
-                elif rule == PERMUTE:
-                    done = permuted(
-                        run, steps, part, inverse, offset, high, tree, ladder[0], total, depth
-                    )
-                    quantize.count_from(
-                        done, run, inverse, steps, offset, high, start, gap, ladder, total, part
-                    )
+                    quantize.search(run, at, table, rs, us, part)
+                elif rule <= PERMUTE:
+                    first_code = table.ladder[0]
+                    if rule == COUNT:
+                        done = counted(
+                            run, STEPS, part, at, table.start, table.gap, first_code, depth
+                        )
+                    else:
+                        done = permuted(run, STEPS, part, at, table.tree, first_code, depth)
+                    at = inverse, counter_of(i - begin + done, low), high, total
+                    quantize.count_few(run[done:], at, table, part[done:])
                 elif rule == UNIFORM:
-                    quantize.uniform(
-                        run, inverse, steps, offset, high, numbers, ladder, total, part
-                    )
+                    quantize.uniform(run, at, table, part)
                 else:
-                    quantize.exponential(
-                        run,
-                        inverse,
-                        steps,
-                        offset,
-                        high,
-                        start,
-                        gap,
-                        lower,
-                        thresholds,
-                        numbers,
-                        ladder,
-                        total,
-                        rs,
-                        us,
-                        part,
-                    )
+                    quantize.exponential(run, at, table, rs, us, part)
                 if stop % chunk == 0:
                     index = stop // chunk - 1
                     if digits > 1:

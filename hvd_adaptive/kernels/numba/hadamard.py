@@ -9,14 +9,13 @@ from __future__ import annotations
 
 import numba
 import numpy as np
-from llvmlite import ir
 
 from hvd_adaptive.kernels.numba.butterflies import RUN, butterflies, last_butterflies
 from hvd_adaptive.kernels.numba.jit import inline, jit, outline
+from hvd_adaptive.kernels.numba.lanes import FLOATS, LONG, WIDTH, Lanes, arrays_of
 from hvd_adaptive.kernels.numba.permute import ENTRIES
 
 BLOCK = 4096
-_LANES = 16
 # Strides in one trip: eight rows of 16 floats and their sums fill the registers of AVX-512.
 _ORDER = 8 if ENTRIES == 16 else 4
 
@@ -68,27 +67,16 @@ def _add_four(typingctx, total, columns, run, row, lane):
     signature = numba.types.void(total, columns, run, numba.types.intp, numba.types.intp)
 
     def codegen(context, builder, signature, args):
-        arrays = [
-            context.make_array(kind)(context, builder, value)
-            for kind, value in zip(signature.args[:3], args[:3], strict=True)
-        ]
+        arrays, lanes = arrays_of(context, builder, signature, args, 0, 1, 2), Lanes(builder)
         target, matrix, source = (array.data for array in arrays)
         width = builder.extract_value(arrays[1].shape, 1)
-        vector = ir.VectorType(ir.FloatType(), _LANES)
-        place = builder.bitcast(builder.gep(target, [args[4]]), vector.as_pointer())
-        sums = builder.load(place, align=4)
+        sums = lanes.load(target, args[4], FLOATS)
         for q in range(4):
-            index = builder.add(args[3], ir.Constant(args[3].type, q))
-            start = builder.gep(matrix, [builder.add(builder.mul(index, width), args[4])])
-            column = builder.load(builder.bitcast(start, vector.as_pointer()), align=4)
-            value = builder.load(builder.gep(source, [index]))
-            lanes = builder.insert_element(
-                ir.Constant(vector, ir.Undefined), value, ir.Constant(ir.IntType(32), 0)
-            )
-            zeros = ir.Constant(ir.VectorType(ir.IntType(32), _LANES), None)
-            lanes = builder.shuffle_vector(lanes, lanes, zeros)
-            sums = builder.fadd(sums, builder.fmul(column, lanes))
-        builder.store(sums, place, align=4)
+            index = builder.add(args[3], LONG(q))
+            column = lanes.load(matrix, builder.add(builder.mul(index, width), args[4]), FLOATS)
+            value = lanes.spread(builder.load(builder.gep(source, [index])))
+            sums = builder.fadd(sums, builder.fmul(column, value))
+        lanes.store(sums, target, args[4])
         return context.get_dummy_value()
 
     return signature, codegen
@@ -101,7 +89,7 @@ def _multiply(y, columns, total):
     for at in range(0, y.size, m):
         run = y[at : at + m]
         total[:] = np.float32(0)
-        for lane in range(0, total.size, _LANES):
+        for lane in range(0, total.size, WIDTH):
             for row in range(0, m, 4):
                 _add_four(total, columns, run, row, lane)
         for i in range(m):
@@ -111,7 +99,7 @@ def _multiply(y, columns, total):
 def padded(matrix: np.ndarray) -> np.ndarray:
     """Return a base's columns as ``apply`` reads them: float32 (m, m rounded up to 16), C order."""
     m = len(matrix)
-    columns = np.zeros((m, -(-m // _LANES) * _LANES), np.float32)
+    columns = np.zeros((m, -(-m // WIDTH) * WIDTH), np.float32)
     columns[:, :m] = matrix.T
     return columns
 

@@ -1,7 +1,4 @@
-"""Code symbols with prefix codes over blocks (coding/prefix_code.py), and decode them, in Numba.
-
-Signatures and bytes are the same as in reference/huffman.py.
-"""
+"""Code symbols with prefix codes over blocks (coding/prefix_code.py), and decode them, in Numba."""
 
 from __future__ import annotations
 
@@ -26,27 +23,13 @@ def most_bytes(count: int) -> int:
 
 
 def encode(symbols: np.ndarray, book: PrefixTables, out: np.ndarray, bit: int = 0) -> int:
-    """See reference.huffman.encode."""
     if out.size < bit // 8 + most_bytes(symbols.size):
         raise ValueError(f"out: {out.size} bytes are too few for {symbols.size} symbols")
     return int(_encode(symbols, book.steps, book.ends, np.int64(book.alphabet), out, np.int64(bit)))
 
 
 def decode(data: np.ndarray, bit: int, book: PrefixTables, symbols: np.ndarray) -> int:
-    """See reference.huffman.decode."""
-    size = symbols.itemsize
-    end = _decode(
-        data,
-        np.int64(bit),
-        book.quick,
-        book.lookup,
-        np.int64(book.width),
-        book.pool(symbols.dtype),
-        size,
-        book.longest_copy * size,
-        symbols.view(np.uint8),
-    )
-    return int(end)
+    return int(_decode(data, np.int64(bit), *_tables(book, symbols), symbols.view(np.uint8)))
 
 
 def encode_two(symbols: np.ndarray, book: PrefixTables, out: np.ndarray) -> tuple[int, int]:
@@ -62,20 +45,14 @@ def decode_two(
     first: np.ndarray, second: np.ndarray, book: PrefixTables, symbols: np.ndarray
 ) -> tuple[int, int]:
     """See reference.huffman.decode_two. The rows are decoded at the same time."""
-    size, both = symbols.itemsize, symbols.view(np.uint8)
-    a, b = _decode_two(
-        first,
-        second,
-        book.quick,
-        book.lookup,
-        np.int64(book.width),
-        book.pool(symbols.dtype),
-        size,
-        book.longest_copy * size,
-        both[0],
-        both[1],
-    )
+    a, b = _decode_two(first, second, *_tables(book, symbols), *symbols.view(np.uint8))
     return int(a), int(b)
+
+
+def _tables(book: PrefixTables, symbols: np.ndarray) -> tuple:
+    """Return what ``_decode`` reads, from quick to longest."""
+    size, pool = symbols.itemsize, book.pool(symbols.dtype)
+    return book.quick, book.lookup, np.int64(book.width), pool, size, book.longest_copy * size
 
 
 def warm() -> None:

@@ -1,7 +1,4 @@
-"""Compute levels of each bucket from its own coordinates (ORQ paper) in Numba.
-
-Signatures and numbers are the same as in reference/levels.py.
-"""
+"""Compute levels of each bucket from its own coordinates (ORQ paper) in Numba."""
 
 from __future__ import annotations
 
@@ -19,7 +16,7 @@ from hvd_adaptive.kernels.constants import (
 )
 from hvd_adaptive.kernels.numba import sort
 from hvd_adaptive.kernels.numba.jit import inline, jit
-from hvd_adaptive.kernels.numba.scan import clip_to, norm_of
+from hvd_adaptive.kernels.numba.scan import clip_to, lane_sum, norm_of
 
 _ZERO = np.float64(0)
 
@@ -27,7 +24,6 @@ _ZERO = np.float64(0)
 def orq_levels(
     flat: torch.Tensor, bucket_size: int, levels: int, clip: float | None, sweeps: int
 ) -> torch.Tensor:
-    """See reference.levels.orq_levels."""
     out = _room(flat, bucket_size, levels)
     _orq(flat.numpy(), bucket_size, clip or 0.0, sweeps, out.numpy())
     return out
@@ -36,21 +32,18 @@ def orq_levels(
 def quantile_levels(
     flat: torch.Tensor, bucket_size: int, levels: int, clip: float | None
 ) -> torch.Tensor:
-    """See reference.levels.quantile_levels."""
     out = _room(flat, bucket_size, levels)
     _quantiles(flat.numpy(), bucket_size, clip or 0.0, out.numpy())
     return out
 
 
 def mean_magnitudes(flat: torch.Tensor, bucket_size: int, clip: float | None) -> torch.Tensor:
-    """See reference.levels.mean_magnitudes."""
     out = _room(flat, bucket_size, 1)
     _mean_magnitudes(flat.numpy(), bucket_size, clip or 0.0, out.numpy())
     return out
 
 
 def symmetric_levels(flat: torch.Tensor, bucket_size: int, clip: float | None) -> torch.Tensor:
-    """See reference.levels.symmetric_levels."""
     out = _room(flat, bucket_size, 1)
     _symmetric(flat.numpy(), bucket_size, clip or 0.0, out.numpy())
     return out
@@ -59,7 +52,6 @@ def symmetric_levels(flat: torch.Tensor, bucket_size: int, clip: float | None) -
 def conditional_means(
     flat: torch.Tensor, bucket_size: int, clip: float | None, iterate: bool
 ) -> torch.Tensor:
-    """See reference.levels.conditional_means."""
     out = _room(flat, bucket_size, 3)
     passes = MOST_PASSES if iterate else 1
     _conditional_means(flat.numpy(), bucket_size, clip or 0.0, passes, out.numpy())
@@ -94,27 +86,6 @@ def _bucket(x, b, bucket_size, clip, acc, cell, buffer):
 def _scratch(bucket_size, clip):
     acc, cell = np.empty(NORM_LANES, np.float32), np.empty(1, np.float32)
     return acc, cell, np.empty(bucket_size if clip > 0 else 0, np.float32)
-
-
-@inline
-def _lane_sum(x, term, at, lanes):
-    """See reference.levels.lane_sum; ``term`` returns a coordinate's summand (float64)."""
-    lanes[:] = _ZERO
-    quads = x.size // (4 * NORM_LANES)
-    for quad in range(quads):
-        part = x[quad * 4 * NORM_LANES : (quad + 1) * 4 * NORM_LANES]
-        for lane in range(NORM_LANES):
-            a, b = term(part[lane], at), term(part[lane + NORM_LANES], at)
-            c, d = term(part[lane + 2 * NORM_LANES], at), term(part[lane + 3 * NORM_LANES], at)
-            lanes[lane] = (((lanes[lane] + a) + b) + c) + d
-    for i in range(quads * 4 * NORM_LANES, x.size):
-        lanes[i % NORM_LANES] += term(x[i], at)
-    half = NORM_LANES // 2
-    while half:
-        for lane in range(half):
-            lanes[lane] += lanes[lane + half]
-        half //= 2
-    return lanes[0]
 
 
 @inline
@@ -157,13 +128,11 @@ def _count_from(x, cut):
 
 @inline
 def _split(ordered, low, high, lanes):
-    """See reference.levels.split."""
     bottom, top = np.float64(ordered[low]), np.float64(ordered[high])
     if not top > bottom:
         return (low + high) // 2
-    rank = np.int64(
-        np.ceil(_lane_sum(ordered[low : high + 1], _short_of, top, lanes) / (top - bottom))
-    )
+    missing = lane_sum(ordered[low : high + 1], _short_of, top, lanes)
+    rank = np.int64(np.ceil(missing / (top - bottom)))
     return min(max(low + rank - 1, low), high)
 
 
@@ -234,16 +203,15 @@ def _mean_magnitudes(x, bucket_size, clip, scales):
     for b in range(scales.shape[0]):
         bucket, norm = _bucket(x, b, bucket_size, clip, acc, cell, buffer)
         if norm > 0:
-            total = _lane_sum(bucket, _magnitude_above, np.float32(-1), lanes)
+            total = lane_sum(bucket, _magnitude_above, np.float32(-1), lanes)
             norm = np.float32(total / bucket.size)
         scales[b, 0] = norm
 
 
 @inline
 def _symmetric_level(bucket, lanes):
-    """See reference.levels.symmetric_level."""
-    total = _lane_sum(bucket, _magnitude_above, np.float32(-1), lanes)
-    squares = _lane_sum(bucket, _square, _ZERO, lanes)
+    total = lane_sum(bucket, _magnitude_above, np.float32(-1), lanes)
+    squares = lane_sum(bucket, _square, _ZERO, lanes)
     mean = total / bucket.size
     spread = squares - total * mean
     if spread <= NEGLIGIBLE * squares:
@@ -260,7 +228,7 @@ def _symmetric_level(bucket, lanes):
             level = np.float32(np.float64(low) + width * 0.5)
             if level <= low or level >= high:
                 return high
-        beyond = _lane_sum(bucket, _magnitude_above, level, lanes)
+        beyond = lane_sum(bucket, _magnitude_above, level, lanes)
         slope = np.float64(level) * bucket.size - beyond
         if 2 * np.abs(slope) * width <= TOLERANCE * spread:
             return level
@@ -293,7 +261,7 @@ def _conditional_means(x, bucket_size, clip, passes, out):
         if not norm > 0:
             out[b] = norm
             continue
-        n, total = bucket.size, _lane_sum(bucket, _itself, _ZERO, lanes)
+        n, total = bucket.size, lane_sum(bucket, _itself, _ZERO, lanes)
         mean = np.float32(total / n)
         cut = low = high = mean
         count = n
@@ -306,8 +274,8 @@ def _conditional_means(x, bucket_size, clip, passes, out):
             count = _count_from(bucket, cut)
             low = high = mean
             if 0 < count < n:
-                above = _lane_sum(bucket, _from, cut, lanes)
+                above = lane_sum(bucket, _from, cut, lanes)
                 low, high = np.float32((total - above) / (n - count)), np.float32(above / count)
         if 0 < count < n:
-            low = np.float32(_lane_sum(bucket, _below, cut, lanes) / (n - count))
+            low = np.float32(lane_sum(bucket, _below, cut, lanes) / (n - count))
         out[b, 0], out[b, 1], out[b, 2] = low, high, cut

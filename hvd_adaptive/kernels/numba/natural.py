@@ -1,7 +1,4 @@
-"""Compress naturally in Numba, on the bits of the floats.
-
-Signatures and integers are the same as in reference/natural.py.
-"""
+"""Compress naturally in Numba, on the bits of the floats."""
 
 from __future__ import annotations
 
@@ -12,20 +9,17 @@ import numpy as np
 import torch
 
 from hvd_adaptive.base.device import HOST
-from hvd_adaptive.kernels import random
 from hvd_adaptive.kernels.block_sums import BlockSums
 from hvd_adaptive.kernels.constants import CHECK_LANES, INFINITE, LARGEST, NAN
 from hvd_adaptive.kernels.fixed import BLOCK, QUARTER
 from hvd_adaptive.kernels.numba.checksum import add_done, first_block
 from hvd_adaptive.kernels.numba.decoder import load_fixed, pointer
-from hvd_adaptive.kernels.numba.encoder import bucket_key, store_fixed
+from hvd_adaptive.kernels.numba.encoder import store_fixed
 from hvd_adaptive.kernels.numba.jit import inline, jit
-from hvd_adaptive.kernels.numba.quantize import uniform24
+from hvd_adaptive.kernels.numba.random import STEPS, bucket_key, counter_of, uniform24
 from hvd_adaptive.kernels.numba.scan import largest_bits
-from hvd_adaptive.kernels.packing import ONE_BIT
+from hvd_adaptive.kernels.packing import ONE_BIT, check_sections
 
-_COUNTER = np.uint32(random.COUNTER)
-_LOW = np.uint64(0xFFFFFFFF)
 _INFINITE, _LARGEST, _NAN = np.uint32(INFINITE), np.uint32(LARGEST), np.uint32(NAN)
 _FRACTION = np.uint32(0xFFFFFF)
 _BLOCK_WORDS = ONE_BIT.words(BLOCK)
@@ -40,7 +34,6 @@ def encode(
     key: int,
     summing: bool = False,
 ) -> BlockSums | None:
-    """See reference.natural.encode."""
     sums = np.zeros(CHECK_LANES if summing else 0, np.uint32)
     unsigned = words.numpy().view(np.uint32)
     summed = np.zeros(4, np.int64)
@@ -52,11 +45,8 @@ def encode(
 def decode_add(
     payloads: Sequence[tuple[torch.Tensor, torch.Tensor]], factor: float, out: torch.Tensor
 ) -> None:
-    """See reference.natural.decode_add."""
     size = ONE_BIT.words(out.numel())
-    for e, w in payloads:
-        if e.numel() < out.numel() or w.numel() < size:
-            raise ValueError(f"payload of {e.numel()} exponents, {w.numel()} words is too short")
+    check_sections(payloads, "exponents", out.numel(), size)
     exponents = np.array([e.data_ptr() for e, _ in payloads], dtype=np.int64)
     words = np.array([w.data_ptr() for _, w in payloads], dtype=np.int64)
     _decode_add(exponents, words, size, np.float32(factor), out.numpy())
@@ -73,11 +63,11 @@ def warm() -> None:
 
 
 @inline
-def _round(run, steps, offset, high, exponents, signs):
+def _round(run, offset, high, exponents, signs):
     for j in range(run.size):
         bits = run[j]
         fraction = np.float32(np.int32(np.uint32(bits << np.uint32(1)) & _FRACTION))
-        up = np.uint32(uniform24(np.uint32(steps[j] + offset), high) < fraction)
+        up = np.uint32(uniform24(np.uint32(STEPS[j] + offset), high) < fraction)
         field = np.uint32(np.uint32(bits >> np.uint32(23)) & np.uint32(0xFF))
         exponent = np.uint32(field + up)
         exponents[j] = np.uint8(exponent)
@@ -96,24 +86,19 @@ def _encode(x, exponents, words, sums, summed, bucket_size, stream):
     first = (x.size + 3) // 4  # word of the body that begins the signs
     summed[2:], lanes = first_block(first), np.empty(CHECK_LANES, np.uint32)
     signs, rows = np.empty(BLOCK, np.uint32), np.empty(QUARTER, np.uint32)
-    steps = np.empty(BLOCK, np.uint32)
-    for j in range(BLOCK):
-        steps[j] = np.uint32(np.uint32(j) * _COUNTER)
     bits = x.view(np.uint32)
     for b in range((x.size + bucket_size - 1) // bucket_size):
         begin = b * bucket_size
         end = min(x.size, begin + bucket_size)
         finite = largest_bits(x[begin:end]) < _INFINITE
-        key = bucket_key(stream, b)
-        low, high = np.uint32(key & _LOW), np.uint32(key >> np.uint64(32))
+        low, high = bucket_key(stream, b)
         i = begin
         while i < end:
             at = i % BLOCK
             stop = min(end, i - at + BLOCK)
             part, target = signs[at : at + stop - i], exponents[i:stop]
             if finite:
-                offset = np.uint32(np.uint32(np.uint32(i - begin) * _COUNTER) + low)
-                _round(bits[i:stop], steps, offset, high, target, part)
+                _round(bits[i:stop], counter_of(i - begin, low), high, target, part)
             else:
                 target[:] = np.uint8(0)
                 part[:] = np.uint32(1)

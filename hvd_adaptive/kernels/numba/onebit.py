@@ -1,7 +1,4 @@
-"""Encode 1-bit SGD in Numba, means and signs in one trip to memory; numba/bucket.py decodes.
-
-The signature and the numbers are the same as in reference/onebit.py.
-"""
+"""Encode 1-bit SGD in Numba, means and signs in one trip to memory; numba/bucket.py decodes."""
 
 from __future__ import annotations
 
@@ -20,7 +17,6 @@ _NAN = np.float32(np.nan)
 
 
 def encode(flat: torch.Tensor, means: torch.Tensor, words: torch.Tensor, bucket_size: int) -> None:
-    """See reference.onebit.encode."""
     _encode(flat.numpy(), means.numpy(), words.numpy().view(np.uint32), bucket_size)
 
 

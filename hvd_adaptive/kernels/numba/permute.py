@@ -14,6 +14,7 @@ from numba.core import cgutils, config, types
 from numba.core.codegen import get_host_cpu_features
 from numba.extending import intrinsic
 
+from hvd_adaptive.kernels.numba.count import AT, emit_codes
 from hvd_adaptive.kernels.numba.lanes import (
     FLOAT,
     FLOATS,
@@ -128,48 +129,30 @@ class TableLanes(Lanes):
 
 
 @intrinsic(prefer_literal=True)
-def permuted(typingctx, run, steps, part, inverse, offset, high, table, first, total, depth):
+def permuted(typingctx, run, steps, part, at, tree, first, depth):
     """Put codes of the first ``run.size // 16 * 16`` coordinates into ``part``; return how many.
 
-    table: the result of ``tables`` for ``depth``, a constant from 1 to 7; first: the code of index
-    0. The other arguments are those of the functions in quantize.py.
+    steps: random.STEPS, or more. tree: the result of ``tables`` for ``depth``, a constant from 1 to
+    7; first: the code of index 0. The other arguments are those of the functions in quantize.py.
     """
     levels = depth.literal_value
-    signature = types.int64(
-        run,
-        steps,
-        part,
-        types.float32,
-        types.uint32,
-        types.uint32,
-        table,
-        types.uint32,
-        types.uint32,
-        depth,
-    )
+    signature = types.int64(run, steps, part, AT, tree, types.uint32, depth)
 
     def codegen(context, builder, signature, args):
-        arrays = arrays_of(context, builder, signature, args, 0, 1, 2, 6)
-        x, counters, codes, data = (array.data for array in arrays)
+        (table,) = arrays_of(context, builder, signature, args, 4)
         lanes, size = TableLanes(builder), 1 << levels
         third, each = max(WIDTH, size), lanes.entries
         nodes, starts, gaps = (
-            lanes.load_table(data, begin, begin + third) for begin in range(0, 3 * third, third)
+            lanes.load_table(table.data, begin, begin + third)
+            for begin in range(0, 3 * third, third)
         )
         # See ``tables`` for the places of intervals.
         first_interval = size % third // each
         kept = slice(first_interval, first_interval + max(1, size // each))
         starts, gaps = starts[kept], gaps[kept]
-        scale, shift, key, code0, last = (lanes.spread(args[i]) for i in (3, 4, 5, 7, 8))
-        length = builder.extract_value(arrays[0].shape, 0)
-        done = builder.and_(length, LONG(-WIDTH))
-        first_code = builder.sub(code0, lanes.integers(size))
-        with cgutils.for_range_slice(builder, LONG(0), done, LONG(WIDTH), LONG) as (at, _):
-            v = lanes.load(x, at, FLOATS)
-            bits = builder.bitcast(v, INTS)
-            positive = builder.and_(bits, lanes.integers(0x7FFFFFFF))
-            r = builder.fmul(builder.bitcast(positive, FLOATS), scale)
-            u = lanes.uniform24(builder.add(lanes.load(counters, at, INTS), shift), key)
+        first_code = builder.sub(lanes.spread(args[5]), lanes.integers(size))
+
+        def code_of(r: ir.Value, u: ir.Value) -> ir.Value:
             node = lanes.integers(1)
             for level in range(levels):
                 # Nodes of one tree level fill whole registers, or lie in the first register.
@@ -181,11 +164,9 @@ def permuted(typingctx, run, steps, part, inverse, offset, high, table, first, t
             start, gap = lanes.look_up(starts, node), lanes.look_up(gaps, node)
             above = builder.fcmp_ordered(">", r, builder.fadd(start, builder.fmul(u, gap)))
             code = builder.add(node, first_code)
-            code = builder.select(above, builder.add(code, lanes.integers(1)), code)
-            negative = builder.fcmp_ordered("<", v, ir.Constant(FLOATS, [0.0] * WIDTH))
-            code = builder.select(negative, builder.sub(last, code), code)
-            lanes.store(code, codes, at)
-        return done
+            return builder.select(above, builder.add(code, lanes.integers(1)), code)
+
+        return emit_codes(context, builder, signature, args, lanes, code_of)
 
     return signature, codegen
 

@@ -1,7 +1,4 @@
-"""Sample compressively and quantise (QCS) in Numba, bucket by bucket in the L1 and L2 caches.
-
-Signatures and integers are the same as in reference/qcs.py.
-"""
+"""Sample compressively and quantise (QCS) in Numba, bucket by bucket in the L1 and L2 caches."""
 
 from __future__ import annotations
 
@@ -12,20 +9,17 @@ import numpy as np
 import torch
 
 from hvd_adaptive.base.device import HOST
-from hvd_adaptive.kernels import hadamard, random
+from hvd_adaptive.kernels import hadamard
 from hvd_adaptive.kernels.constants import NORM_LANES, SMALLEST_NORM
 from hvd_adaptive.kernels.numba.codes import pack, unpack
-from hvd_adaptive.kernels.numba.encoder import bucket_key
 from hvd_adaptive.kernels.numba.hadamard import apply, fold, padded, repeat
 from hvd_adaptive.kernels.numba.jit import inline, jit
-from hvd_adaptive.kernels.numba.quantize import uniform24
+from hvd_adaptive.kernels.numba.random import STEPS, bucket_key, counter_of, uniform24
 from hvd_adaptive.kernels.numba.scan import norm_of
 from hvd_adaptive.kernels.packing import packing_of
 from hvd_adaptive.kernels.qcs import DITHER_OFFSET, NEGATIVE_FROM, Run, streams
 
 _CHUNK = 512
-_COUNTER = np.uint32(random.COUNTER)
-_LOW = np.uint64(0xFFFFFFFF)
 _OFFSET, _NEGATIVE_FROM = np.float32(DITHER_OFFSET), np.float32(NEGATIVE_FROM)
 _SMALLEST = np.float32(SMALLEST_NORM)
 _UNIT = np.float32(2.0**-24)
@@ -39,7 +33,6 @@ def encode(
     alphabet: int,
     key: int,
 ) -> None:
-    """See reference.qcs.encode."""
     codes = np.empty(sum(run.codes for run in runs), np.uint8)
     at = 0
     for run in runs:
@@ -54,7 +47,6 @@ def encode(
             np.float32(2 / (alphabet - 1)),
             np.float32(run.rows**-0.5),
             *map(np.uint64, streams(key, run)),
-            _steps(),
         )
         at += run.codes
     pack(torch.from_numpy(codes), packing_of(alphabet), words)
@@ -68,7 +60,6 @@ def decode_add(
     factor: float,
     out: torch.Tensor,
 ) -> None:
-    """See reference.qcs.decode_add."""
     codes = np.empty(sum(run.codes for run in runs), np.uint8)
     for (scales, words), key in zip(payloads, keys, strict=True):
         unpack(words, packing_of(alphabet), torch.from_numpy(codes))
@@ -83,7 +74,6 @@ def decode_add(
                 np.float32((alphabet - 1) / 2),
                 np.float32(run.weight * run.rows**-0.5),
                 *map(np.uint64, streams(key, run)),
-                _steps(),
                 out.numpy()[run.start : run.stop],
             )
             at += run.codes
@@ -101,12 +91,6 @@ def warm(alphabet: int) -> None:
 
 
 @functools.cache
-def _steps() -> np.ndarray:
-    """Return j * COUNTER for each j: loading it beats multiplying."""
-    return (np.arange(_CHUNK, dtype=np.uint64) * random.COUNTER).astype(np.uint32)
-
-
-@functools.cache
 def _folded(order: int, rows: int, transposed: bool) -> tuple[int, np.ndarray]:
     """Return the length of the folded buffer, and the base as the transform reads it."""
     base = hadamard.base(hadamard.base_order(order))
@@ -114,63 +98,52 @@ def _folded(order: int, rows: int, transposed: bool) -> tuple[int, np.ndarray]:
 
 
 @inline
-def _halves(stream, bucket):
-    key = bucket_key(stream, bucket)
-    return np.uint32(key & _LOW), np.uint32(key >> np.uint64(32))
-
-
-@inline
-def _offset(begin, low):
-    return np.uint32(np.uint32(np.uint32(begin) * _COUNTER) + low)
-
-
-@inline
-def _flip(x, stream, bucket, steps, y):
+def _flip(x, stream, bucket, y):
     """Set y to x with the bucket's signs."""
-    low, high = _halves(stream, bucket)
+    low, high = bucket_key(stream, bucket)
     for begin in range(0, x.size, _CHUNK):
         part, target = x[begin : begin + _CHUNK], y[begin : begin + _CHUNK]
-        offset = _offset(begin, low)
+        offset = counter_of(begin, low)
         for j in range(part.size):
-            negative = uniform24(np.uint32(steps[j] + offset), high) >= _NEGATIVE_FROM
+            negative = uniform24(np.uint32(STEPS[j] + offset), high) >= _NEGATIVE_FROM
             target[j] = -part[j] if negative else part[j]
 
 
 @inline
-def _quantize(w, inverse, half_alphabet, stream, bucket, steps, codes):
-    low, high = _halves(stream, bucket)
+def _quantize(w, inverse, half_alphabet, stream, bucket, codes):
+    low, high = bucket_key(stream, bucket)
     top = np.int32(np.int32(np.float32(2) * half_alphabet) - 1)
     for begin in range(0, w.size, _CHUNK):
         part, target = w[begin : begin + _CHUNK], codes[begin : begin + _CHUNK]
-        offset = _offset(begin, low)
+        offset = counter_of(begin, low)
         for j in range(part.size):
-            u = uniform24(np.uint32(steps[j] + offset), high) * _UNIT - _OFFSET
+            u = uniform24(np.uint32(STEPS[j] + offset), high) * _UNIT - _OFFSET
             t = (part[j] * inverse + u) + half_alphabet
             target[j] = np.uint8(min(max(np.int32(t), np.int32(0)), top))
 
 
 @inline
-def _dequantize(codes, half, stream, bucket, steps, y):
+def _dequantize(codes, half, stream, bucket, y):
     """Set y to v̂/ς."""
-    low, high = _halves(stream, bucket)
+    low, high = bucket_key(stream, bucket)
     for begin in range(0, codes.size, _CHUNK):
         part, target = codes[begin : begin + _CHUNK], y[begin : begin + _CHUNK]
-        offset = _offset(begin, low)
+        offset = counter_of(begin, low)
         for j in range(part.size):
-            u = uniform24(np.uint32(steps[j] + offset), high) * _UNIT - _OFFSET
+            u = uniform24(np.uint32(STEPS[j] + offset), high) * _UNIT - _OFFSET
             target[j] = (np.float32(part[j]) - half) - u
 
 
 @inline
-def _add_flipped(y, factor, stream, bucket, steps, out):
+def _add_flipped(y, factor, stream, bucket, out):
     """Add y * factor with the bucket's signs to out; y repeats if it is shorter."""
-    low, high = _halves(stream, bucket)
+    low, high = bucket_key(stream, bucket)
     for begin in range(0, out.size, _CHUNK):
         target, at = out[begin : begin + _CHUNK], begin % y.size
         part = y[at : at + target.size]
-        offset = _offset(begin, low)
+        offset = counter_of(begin, low)
         for j in range(target.size):
-            negative = uniform24(np.uint32(steps[j] + offset), high) >= _NEGATIVE_FROM
+            negative = uniform24(np.uint32(STEPS[j] + offset), high) >= _NEGATIVE_FROM
             target[j] += (-part[j] if negative else part[j]) * factor
 
 
@@ -188,13 +161,12 @@ def _encode_run(
     root,
     signs,
     dithers,
-    steps,
 ):
     y, total = np.empty(order, np.float32), np.empty(columns.shape[1], np.float32)
     acc, cell = np.empty(NORM_LANES, np.float32), np.empty(1, np.float32)
     for bucket in range(scales.size):
         own = x[bucket * order : min(x.size, (bucket + 1) * order)]
-        _flip(own, signs, bucket, steps, y)
+        _flip(own, signs, bucket, y)
         y[own.size :] = np.float32(0)
         fold(y, size)
         apply(y[:size], columns, total)
@@ -203,7 +175,7 @@ def _encode_run(
         target = codes[bucket * rows : (bucket + 1) * rows]
         if _SMALLEST <= scale < np.inf:
             inverse = np.float32(1) / step
-            _quantize(y[:rows], inverse, half_alphabet, dithers, bucket, steps, target)
+            _quantize(y[:rows], inverse, half_alphabet, dithers, bucket, target)
         else:
             scale = np.float32(0) if scale < _SMALLEST else np.float32(np.nan)
             target[:] = np.uint8(0)
@@ -211,9 +183,7 @@ def _encode_run(
 
 
 @jit
-def _decode_run(
-    codes, scales, order, rows, size, columns, half, weight, signs, dithers, steps, out
-):
+def _decode_run(codes, scales, order, rows, size, columns, half, weight, signs, dithers, out):
     repeated = max(size, min(order, _CHUNK))
     y, total = np.empty(repeated, np.float32), np.empty(columns.shape[1], np.float32)
     for bucket in range(scales.size):
@@ -221,9 +191,9 @@ def _decode_run(
         if scale == 0:
             continue
         own = codes[bucket * rows : (bucket + 1) * rows]
-        _dequantize(own, half, dithers, bucket, steps, y)
+        _dequantize(own, half, dithers, bucket, y)
         y[rows:size] = np.float32(0)
         apply(y[:size], columns, total)
         repeat(y, size)
         target = out[bucket * order : min(out.size, (bucket + 1) * order)]
-        _add_flipped(y, scale * weight, signs, bucket, steps, target)
+        _add_flipped(y, scale * weight, signs, bucket, target)

@@ -1,15 +1,18 @@
 """Find the index of the level to which a coordinate is rounded, in Numba, rule by rule.
 
-Each function fills ``part`` with the codes of ``run``; tables.KernelTable defines them. ``ladder``
-holds the codes of the indices 0, 1, 2, ... and ``total`` is the alphabet less one.
+Each function fills ``part`` with the codes of ``run``; tables.KernelTable defines them. ``at`` is
+1/norm, the counter of the run's first coordinate, the key's high half, and the alphabet less one.
+``rs`` and ``us`` are room for a run.
 """
 
 from __future__ import annotations
 
+from typing import Any, NamedTuple
+
 import numpy as np
 
-from hvd_adaptive.kernels import random
 from hvd_adaptive.kernels.numba.jit import inline
+from hvd_adaptive.kernels.numba.random import STEPS, uniform24
 from hvd_adaptive.kernels.tables import (
     CELL_BASE,
     CELL_SHIFT,
@@ -19,7 +22,6 @@ from hvd_adaptive.kernels.tables import (
     UNIFORM_SCALE,
 )
 
-_MIX32_A, _MIX32_B = np.uint32(random.MIX32_A), np.uint32(random.MIX32_B)
 _CELL_SHIFT, _CELL_BASE = np.int32(CELL_SHIFT), np.int32(CELL_BASE)
 _HALF_BITS, _MANTISSA_BITS = np.int32(HALF_BITS), np.int32(MANTISSA_BITS)
 _EXPONENT_SHIFT = np.int32(23)
@@ -28,38 +30,51 @@ _SCALE, _HALF_SCALE = UNIFORM_SCALE, np.float32(UNIFORM_SCALE / 2)
 _ONE = np.float32(1)
 
 
-@inline
-def uniform24(counter, high):
-    """Mix an integer below 2**24 from counter j * COUNTER + low (uint32) and the high key."""
-    h = np.uint32(np.uint32(counter ^ np.uint32(counter >> np.uint32(16))) * _MIX32_A)
-    h = np.uint32(h + high)
-    h = np.uint32(np.uint32(h ^ np.uint32(h >> np.uint32(13))) * _MIX32_B)
-    return np.float32(np.int32(np.uint32(h >> np.uint32(8))))
+class Table(NamedTuple):
+    """Hold the arrays of a KernelTable, padded. ladder: the codes of the indices 0, 1, 2, ...;
+    cells, corrections: ``search`` and ``corrections``; tree: see permute.tables.
+    """
+
+    start: Any
+    gap: Any
+    lower: Any
+    ladder: Any
+    thresholds: Any
+    numbers: Any
+    cells: Any
+    corrections: Any
+    tree: Any
 
 
 @inline
-def _signed(code, v, total):
-    return np.uint32(total - code) if v < 0 else code
+def _drawn(run, j, at):
+    """Return r and the random integer of coordinate j of the run."""
+    return np.abs(run[j]) * at[0], uniform24(np.uint32(STEPS[j] + at[1]), at[2])
 
 
 @inline
-def count_from(begin, run, inverse, steps, offset, high, start, gap, ladder, total, part):
-    """Compare with any number of thresholds, for a few coordinates from ``begin`` on."""
-    for j in range(begin, run.size):
-        r = np.float32(np.abs(run[j]) * inverse)
-        u = uniform24(np.uint32(steps[j] + offset), high)
+def _signed(code, v, at):
+    return np.uint32(at[3] - code) if v < 0 else code
+
+
+@inline
+def count_few(run, at, table, part):
+    """Compare with any number of thresholds, for a few coordinates."""
+    start, gap, ladder = table.start, table.gap, table.ladder
+    for j in range(run.size):
+        r, u = _drawn(run, j, at)
         code = ladder[0]
         for t in range(start.size):
             code = np.uint32(code + np.uint32(r > start[t] + u * gap[t]))
-        part[j] = _signed(code, run[j], total)
+        part[j] = _signed(code, run[j], at)
 
 
 @inline
-def count_many(run, inverse, steps, offset, high, start, gap, ladder, total, rs, us, part):
+def count_many(run, at, table, rs, us, part):
     """Compare with four more thresholds in each pass over the run."""
+    start, gap, ladder = table.start, table.gap, table.ladder
     for j in range(run.size):
-        rs[j] = np.float32(np.abs(run[j]) * inverse)
-        us[j] = uniform24(np.uint32(steps[j] + offset), high)
+        rs[j], us[j] = _drawn(run, j, at)
         part[j] = ladder[0]
     for t in range(0, start.size - 3, 4):
         a0, a1, a2, a3 = start[t], start[t + 1], start[t + 2], start[t + 3]
@@ -70,86 +85,54 @@ def count_many(run, inverse, steps, offset, high, start, gap, ladder, total, rs,
             top = np.uint32(np.uint32(r > a2 + u * g2) + np.uint32(r > a3 + u * g3))
             part[j] = np.uint32(part[j] + np.uint32(low + top))
     for j in range(run.size):
-        part[j] = _signed(part[j], run[j], total)
+        part[j] = _signed(part[j], run[j], at)
 
 
 @inline
-def search(
-    run,
-    inverse,
-    steps,
-    offset,
-    high,
-    start,
-    gap,
-    lower,
-    cells,
-    corrections,
-    ladder,
-    total,
-    rs,
-    us,
-    part,
-):
+def search(run, at, table, rs, us, part):
     """Find r's interval from a table of cells, then compare once.
 
     The look-ups do not vectorise (nor would gathers pay on many processors), so all else is done
     before them.
     """
+    start, gap, lower, first = table.start, table.gap, table.lower, table.ladder[0]
+    cells, corrections = table.cells, table.corrections
     for j in range(run.size):
-        r = np.float32(np.abs(run[j]) * inverse)
+        r, us[j] = _drawn(run, j, at)
         rs[j] = r
-        us[j] = uniform24(np.uint32(steps[j] + offset), high)
-        cell = np.int32(np.int32(r.view(np.int32) >> _CELL_SHIFT) - _CELL_BASE)
+        cell = np.int32(np.int32(np.float32(r).view(np.int32) >> _CELL_SHIFT) - _CELL_BASE)
         part[j] = np.uint32(max(cell, np.int32(0)))
     for j in range(run.size):
         i, r = np.uint64(cells[np.uint64(part[j])]), rs[j]
         for _ in range(corrections):
             i += np.uint64(lower[i + np.uint64(1)] < r)
         i += np.uint64(r > start[i] + us[j] * gap[i])
-        part[j] = _signed(np.uint32(np.uint32(i) + ladder[0]), run[j], total)
+        part[j] = _signed(np.uint32(np.uint32(i) + first), run[j], at)
 
 
 @inline
-def uniform(run, inverse, steps, offset, high, numbers, ladder, total, part):
-    slope, shift, first = numbers[0], numbers[1], ladder[0]
+def uniform(run, at, table, part):
+    slope, shift, first = table.numbers[0], table.numbers[1], table.ladder[0]
     for j in range(run.size):
-        r = np.float32(np.abs(run[j]) * inverse)
+        r, u = _drawn(run, j, at)
         y = np.float32(np.float32((r if r < _ONE else _ONE) * slope) + shift)
-        u = uniform24(np.uint32(steps[j] + offset), high)
         i = np.int32(y)
         fraction = np.float32(y - np.float32(i))
         above = np.uint32(fraction > np.float32(u * _SCALE) + _HALF_SCALE)
-        part[j] = _signed(np.uint32(np.uint32(np.uint32(i) + above) + first), run[j], total)
+        part[j] = _signed(np.uint32(np.uint32(np.uint32(i) + above) + first), run[j], at)
 
 
 @inline
-def exponential(
-    run,
-    inverse,
-    steps,
-    offset,
-    high,
-    start,
-    gap,
-    lower,
-    thresholds,
-    numbers,
-    ladder,
-    total,
-    rs,
-    us,
-    part,
-):
+def exponential(run, at, table, rs, us, part):
     """Find the index on an exponential table in two loops, so that bits of float32 numbers can be
     read from memory as integers.
     """
+    numbers = table.numbers
     gain, first, per_octave, top = numbers[0], numbers[1], numbers[2], numbers[3]
-    a0, g0, least, code = start[0], gap[0], lower[1], ladder[0]
-    most = np.int32(thresholds)
+    a0, g0, least, code = table.start[0], table.gap[0], table.lower[1], table.ladder[0]
+    most = np.int32(table.thresholds)
     for j in range(run.size):
-        r = np.float32(np.abs(run[j]) * inverse)
-        u = uniform24(np.uint32(steps[j] + offset), high)
+        r, u = _drawn(run, j, at)
         rs[j] = r / (u * gain + first)
         # This is the index below ``least`` if it applies, else a number that no index reaches.
         us[j] = np.float32(4096) if r > least else np.float32(r > a0 + u * g0)
@@ -162,4 +145,4 @@ def exponential(
         m = np.int32(log2 * per_octave + top)
         m = min(max(m, np.int32(1)), most)
         m = np.int32(us[j]) if us[j] < np.float32(2) else m
-        part[j] = _signed(np.uint32(np.uint32(m) + code), run[j], total)
+        part[j] = _signed(np.uint32(np.uint32(m) + code), run[j], at)

@@ -6,15 +6,12 @@ import functools
 
 import numpy as np
 
-from hvd_adaptive.kernels import random
 from hvd_adaptive.kernels.eden import APART, SPAN, block_order
 from hvd_adaptive.kernels.numba.butterflies import RUN, add_last_butterflies
-from hvd_adaptive.kernels.numba.encoder import bucket_key
 from hvd_adaptive.kernels.numba.hadamard import long_strides, transform
 from hvd_adaptive.kernels.numba.jit import inline, outline
+from hvd_adaptive.kernels.numba.random import bucket_key, counter_of, mixed
 
-_COUNTER, _LOW = np.uint32(random.COUNTER), np.uint64(0xFFFFFFFF)
-_MIX32_A, _MIX32_B = np.uint32(random.MIX32_A), np.uint32(random.MIX32_B)
 _SIGN = np.uint32(1 << 31)
 _LINE = 64  # bytes of a cache line, and of a vector register
 
@@ -44,14 +41,10 @@ def aligned(count):
 @inline
 def hash(stream, bucket, begin, hashes):
     """Set hashes (uint32 (APART,)) to those of a bucket's coordinates from ``begin`` on."""
-    key = bucket_key(stream, bucket)
-    low, high = np.uint32(key & _LOW), np.uint32(key >> np.uint64(32))
+    low, high = bucket_key(stream, bucket)
     first = np.uint32(begin // SPAN * APART)
     for lane in range(APART):
-        h = np.uint32(np.uint32(np.uint32(first + np.uint32(lane)) * _COUNTER) + low)
-        h = np.uint32(np.uint32(h ^ np.uint32(h >> np.uint32(16))) * _MIX32_A)
-        h = np.uint32(h + high)
-        hashes[lane] = np.uint32(np.uint32(h ^ np.uint32(h >> np.uint32(13))) * _MIX32_B)
+        hashes[lane] = mixed(counter_of(np.uint32(first + np.uint32(lane)), low), high)
 
 
 @outline

@@ -26,31 +26,27 @@ def add_lanes(acc):
 
 
 @inline
-def _squares(x, acc):
-    """Sum squares: lane l adds x[l], x[l + 32], ... in order, then a tree adds the lanes."""
-    acc[:] = np.float32(0)
-    rows = x.size // NORM_LANES
-    quads = rows // 4
+def lane_sum(x, term, at, lanes):
+    """Sum term(v, at) over x: lane l adds those of x[l], x[l + 32], ... in order, then a tree adds
+    the lanes.
+    """
+    lanes[:] = 0
+    quads = x.size // (4 * NORM_LANES)
     for quad in range(quads):
         part = x[quad * 4 * NORM_LANES : (quad + 1) * 4 * NORM_LANES]
         for lane in range(NORM_LANES):
-            a = part[lane]
-            b = part[lane + NORM_LANES]
-            c = part[lane + 2 * NORM_LANES]
-            d = part[lane + 3 * NORM_LANES]
-            acc[lane] = (((acc[lane] + a * a) + b * b) + c * c) + d * d
+            a, b = term(part[lane], at), term(part[lane + NORM_LANES], at)
+            c, d = term(part[lane + 2 * NORM_LANES], at), term(part[lane + 3 * NORM_LANES], at)
+            lanes[lane] = (((lanes[lane] + a) + b) + c) + d
     for i in range(quads * 4 * NORM_LANES, x.size):
-        acc[i % NORM_LANES] += x[i] * x[i]
-    return add_lanes(acc)
+        lanes[i % NORM_LANES] += term(x[i], at)
+    return add_lanes(lanes)
 
 
 @inline
-def _scaled_squares(x, factor, acc):
-    acc[:] = np.float32(0)
-    for i in range(x.size):
-        y = x[i] * factor
-        acc[i % NORM_LANES] += y * y
-    return add_lanes(acc)
+def _scaled_square(v, factor):
+    y = v * factor
+    return y * y
 
 
 @inline
@@ -78,12 +74,12 @@ def norm_of(x, linf, acc, cell):
 
 @inline
 def _euclidean(x, acc):
-    total = _squares(x, acc)
+    total = lane_sum(x, _scaled_square, _ONE, acc)
     if total < _SMALL:
-        return np.sqrt(_scaled_squares(x, _UP, acc)) * _DOWN
+        return np.sqrt(lane_sum(x, _scaled_square, _UP, acc)) * _DOWN
     if total <= _LARGE:
         return np.sqrt(total)
-    return np.sqrt(_scaled_squares(x, _DOWN, acc)) * _UP
+    return np.sqrt(lane_sum(x, _scaled_square, _DOWN, acc)) * _UP
 
 
 @inline

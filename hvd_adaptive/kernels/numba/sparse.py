@@ -1,28 +1,21 @@
-"""Sparsify at random in Numba, bucket by bucket.
-
-Signatures and numbers are the same as in reference/sparse.py.
-"""
+"""Sparsify at random in Numba, bucket by bucket."""
 
 from __future__ import annotations
-
-from collections.abc import Sequence
 
 import numpy as np
 import torch
 
 from hvd_adaptive.base.device import HOST
-from hvd_adaptive.kernels import random
 from hvd_adaptive.kernels.constants import NORM_LANES, SMALLEST_NORM
-from hvd_adaptive.kernels.numba.encoder import bucket_key
+from hvd_adaptive.kernels.numba.bits import next_one
 from hvd_adaptive.kernels.numba.jit import inline, jit
-from hvd_adaptive.kernels.numba.quantize import uniform24
-from hvd_adaptive.kernels.numba.scan import add_lanes, largest_bits
+from hvd_adaptive.kernels.numba.random import STEPS, bucket_key, counter_of, uniform24
+from hvd_adaptive.kernels.numba.scan import lane_sum, largest_bits
 from hvd_adaptive.kernels.rice import most_words
-from hvd_adaptive.kernels.sparse import Sections, sections_of, unreadable, write_body
+from hvd_adaptive.kernels.sparse import Sections
 from hvd_adaptive.kernels.tables import UNIFORM_SCALE
 
 _CHUNK = 512
-_COUNTER = np.uint32(random.COUNTER)
 _LOW = np.uint64(0xFFFFFFFF)
 _SMALLEST = np.float32(SMALLEST_NORM)
 _SCALE, _HALF_SCALE = UNIFORM_SCALE, np.float32(UNIFORM_SCALE / 2)
@@ -31,25 +24,7 @@ _INFINITE = np.uint32(0x7F800000)
 _WORD = 32
 
 
-def encode_body(
-    flat: torch.Tensor, bucket_size: int, density: float, k: int, key: int, body: torch.Tensor
-) -> int:
-    """See reference.sparse.encode_body."""
-    if not flat.numel():
-        body.zero_()
-        return body.numel()
-    return write_body(encode(flat, bucket_size, density, k, key), body)
-
-
-def add_bodies(bodies: Sequence[torch.Tensor], bucket_size: int, k: int, out: torch.Tensor) -> None:
-    """See reference.sparse.add_bodies."""
-    for body in bodies:
-        if not add(sections_of(body, out.numel(), bucket_size), bucket_size, k, out):
-            raise unreadable(out.numel())
-
-
 def encode(flat: torch.Tensor, bucket_size: int, density: float, k: int, key: int) -> Sections:
-    """See reference.sparse.encode."""
     n = flat.numel()
     lambdas = np.empty(-(-n // bucket_size), np.float32)
     # Pages of these arrays that are never written take no memory.
@@ -62,7 +37,6 @@ def encode(flat: torch.Tensor, bucket_size: int, density: float, k: int, key: in
 
 
 def add(sections: Sections, bucket_size: int, k: int, out: torch.Tensor) -> bool:
-    """See reference.sparse.add."""
     lambdas, exact, words = sections
     if lambdas.numel() * bucket_size < out.numel():
         raise ValueError(f"payload of {lambdas.numel()} thresholds is too short")
@@ -90,23 +64,6 @@ def _below(v, limit):
 
 
 @inline
-def _sum_below(x, limit, acc):
-    """Sum the sizes below ``limit``: lane l adds its own in order, then a tree adds the lanes."""
-    acc[:] = np.float64(0)
-    quads = x.size // (4 * NORM_LANES)
-    for quad in range(quads):
-        part = x[quad * 4 * NORM_LANES : (quad + 1) * 4 * NORM_LANES]
-        for lane in range(NORM_LANES):
-            a, b = _below(part[lane], limit), _below(part[lane + NORM_LANES], limit)
-            c = _below(part[lane + 2 * NORM_LANES], limit)
-            d = _below(part[lane + 3 * NORM_LANES], limit)
-            acc[lane] = (((acc[lane] + a) + b) + c) + d
-    for i in range(quads * 4 * NORM_LANES, x.size):
-        acc[i % NORM_LANES] += _below(x[i], limit)
-    return add_lanes(acc)
-
-
-@inline
 def _count_from(x, limit):
     count = np.int32(0)
     for i in range(x.size):
@@ -119,7 +76,7 @@ def _threshold(x, density, acc):
     wanted = density * x.size
     if largest_bits(x) >= _INFINITE:
         return _NAN
-    rest, exact = _sum_below(x, _INF, acc), np.int64(0)
+    rest, exact = lane_sum(x, _below, _INF, acc), np.int64(0)
     if rest == 0:
         return _ZERO
     while True:
@@ -131,17 +88,17 @@ def _threshold(x, density, acc):
             return _NAN
         before = exact
         exact = _count_from(x, limit)
-        rest = _sum_below(x, limit, acc)
+        rest = lane_sum(x, _below, limit, acc)
         if exact <= before or rest == 0 or exact >= wanted:
             return limit
 
 
 @inline
-def _mark(x, limit, steps, offset, high, marks):
+def _mark(x, limit, offset, high, marks):
     """Mark coordinates: 0 if dropped, 1 if rounded to plus or minus ``limit``, 2 if exact."""
     for j in range(x.size):
         size = _size(x[j])
-        u = uniform24(np.uint32(steps[j] + offset), high)
+        u = uniform24(np.uint32(STEPS[j] + offset), high)
         kept = np.uint8(np.float32(size / limit) > np.float32(u * _SCALE) + _HALF_SCALE)
         kept = np.uint8(0) if size == _ZERO else kept
         marks[j] = np.uint8(2) if size >= limit else kept
@@ -160,9 +117,6 @@ def _put(words, at, value, width):
 @jit
 def _encode(x, bucket_size, density, k, stream, lambdas, exact, words):
     acc = np.empty(NORM_LANES, np.float64)
-    steps = np.empty(_CHUNK, np.uint32)
-    for j in range(_CHUNK):
-        steps[j] = np.uint32(np.uint32(j) * _COUNTER)
     marks = np.zeros(_CHUNK, np.uint8)
     octets = marks.view(np.uint64)
     low_bits = np.int64((np.int64(1) << k) - 1)
@@ -174,12 +128,10 @@ def _encode(x, bucket_size, density, k, stream, lambdas, exact, words):
         lambdas[b] = limit
         if not limit > 0:
             continue
-        key = bucket_key(stream, b)
-        low, high = np.uint32(key & _LOW), np.uint32(key >> np.uint64(32))
+        low, high = bucket_key(stream, b)
         for i in range(begin, end, _CHUNK):
             run = x[i : min(end, i + _CHUNK)]
-            offset = np.uint32(np.uint32(np.uint32(i - begin) * _COUNTER) + low)
-            _mark(run, limit, steps, offset, high, marks)
+            _mark(run, limit, counter_of(i - begin, low), high, marks)
             marks[run.size :] = np.uint8(0)
             for octet in range((run.size + 7) // 8):
                 if octets[octet] == 0:
@@ -206,27 +158,6 @@ def _encode(x, bucket_size, density, k, stream, lambdas, exact, words):
 
 
 @inline
-def _next_one(words, at):
-    """Return the place of the first 1 at or after bit ``at``, or the stream's length."""
-    word = at // _WORD
-    if word >= words.size:
-        return np.int64(words.size * _WORD)
-    rest = np.uint32(words[word] >> np.uint32(at % _WORD))
-    if rest == 0:
-        word += 1
-        while word < words.size and words[word] == 0:
-            word += 1
-        if word >= words.size:
-            return np.int64(words.size * _WORD)
-        at = np.int64(word * _WORD)
-        rest = words[word]
-    while rest & np.uint32(1) == 0:
-        rest = np.uint32(rest >> np.uint32(1))
-        at += 1
-    return np.int64(at)
-
-
-@inline
 def _get(words, at, width):
     """Return ``width`` <= 32 bits from bit ``at``; the caller guarantees that they exist."""
     word, shift = at // _WORD, at % _WORD
@@ -245,7 +176,7 @@ def _add(lambdas, exact, words, bucket_size, k, out):
     bits = np.int64(words.size * _WORD)
     at, index, used = np.int64(0), np.int64(-1), np.int64(0)
     while True:
-        one = _next_one(words, at)
+        one = next_one(words, at)
         if one >= bits:
             return used == exact.size
         if one + k + 2 > bits or one - at > out.size >> k:

@@ -1,7 +1,4 @@
-"""Quantise to level tables in Numba: one pass through L1-sized blocks, vectorised, no GIL.
-
-Signatures and integers are the same as in reference/tables.py.
-"""
+"""Quantise to level tables in Numba: one pass through L1-sized blocks, vectorised, no GIL."""
 
 from __future__ import annotations
 
@@ -15,6 +12,7 @@ from hvd_adaptive.kernels.block_sums import BlockSums
 from hvd_adaptive.kernels.constants import CHECK_LANES
 from hvd_adaptive.kernels.numba import decoder, encoder, permute, scan
 from hvd_adaptive.kernels.numba.lanes import WIDTH
+from hvd_adaptive.kernels.packing import check_sections
 from hvd_adaptive.kernels.tables import KernelTable
 
 # The rules of encoder.py, and the most thresholds that each serves. The arrays are padded to that
@@ -39,7 +37,6 @@ def encode(
     clip: float | None = None,
     summing: bool = False,
 ) -> BlockSums | None:
-    """See reference.tables.encode."""
     encoder, arrays = _prepared(table)
     sums = np.zeros(CHECK_LANES if summing else 0, np.uint32)
     summed = np.zeros(2, np.int64)
@@ -53,7 +50,7 @@ def encode(
         norm == "linf",
         clip or 0.0,
         np.uint64(key),
-        *arrays,
+        arrays,
     )
     size = 4 * (scales.numel() + words.numel())
     return BlockSums(size, sums, summed) if summing else None
@@ -67,34 +64,27 @@ def decode_add(
     out: torch.Tensor,
     add: bool = True,
 ) -> None:
-    """See reference.tables.decode_add."""
     count = table.packing.words(out.numel())
+    check_sections(payloads, "scales", -(-out.numel() // bucket_size), count)
     scales = np.array([s.data_ptr() for s, _ in payloads], dtype=np.int64)
     words = np.array([w.data_ptr() for _, w in payloads], dtype=np.int64)
-    for s, w in payloads:
-        if s.numel() * bucket_size < out.numel() or w.numel() < count:
-            raise ValueError(f"payload of {s.numel()} scales and {w.numel()} words is too short")
     decoder, values = _levels(table)
-    decoder(scales, words, count, bucket_size, values, np.float32(factor), add, out.numpy())
+    decoder(scales, words, count, bucket_size, 1, values, np.float32(factor), add, out.numpy())
 
 
 def histogram(bucket: torch.Tensor, scale: float) -> np.ndarray:
-    """See reference.tables.histogram."""
     return scan.histogram(bucket.numpy(), np.float32(scale))
 
 
 def counts(bucket: torch.Tensor, scale: float) -> torch.Tensor:
-    """See reference.tables.counts."""
     return torch.from_numpy(histogram(bucket, scale))
 
 
 def clipped(flat: torch.Tensor, bucket_size: int, clip: float) -> torch.Tensor:
-    """See reference.tables.clipped."""
     return torch.from_numpy(scan.clipped(flat.numpy(), bucket_size, clip))
 
 
 def bucket_norms(flat: torch.Tensor, bucket_size: int, norm: str) -> torch.Tensor:
-    """See reference.tables.bucket_norms."""
     return torch.from_numpy(scan.bucket_norms(flat.numpy(), bucket_size, norm == "linf"))
 
 
@@ -114,16 +104,12 @@ def _levels(table: KernelTable) -> tuple[Callable, np.ndarray]:
     values = np.zeros(max(size, WIDTH), np.float32)
     values[: len(table.values)] = table.values
     entries = max(size, permute.ENTRIES) if permutes else 0
-    return _decoder(uniform, entries, *_constants(table)), values
-
-
-def _constants(table: KernelTable) -> tuple[int, int, int]:
-    return table.packing.alphabet, table.packing.digits, table.packing.width
+    return _decoder(False, uniform, entries, table.packing), values
 
 
 @functools.lru_cache(maxsize=64)
 def _prepared(table: KernelTable) -> tuple[Callable, tuple]:
-    """Return the encoder of a table's rule and packing, and the arrays in the encoder's form.
+    """Return the encoder of a table's rule and packing, and the arrays of a quantize.Table.
 
     Thresholds are padded by some that nothing exceeds.
     """
@@ -145,4 +131,4 @@ def _prepared(table: KernelTable) -> tuple[Callable, tuple]:
     if rule == encoder.SEARCH:
         cells, corrections = table.search, table.corrections
     arrays = (start, gap, lower, ladder, table.thresholds, table.numbers, cells, corrections, tree)
-    return _encoder(rule, depth, *_constants(table)), arrays
+    return _encoder(rule, depth, table.packing), arrays

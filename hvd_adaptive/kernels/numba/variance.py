@@ -22,7 +22,6 @@ _CELL_SHIFT, _CELL_BASE = np.int32(CELL_SHIFT), np.int32(CELL_BASE)
 def variances(
     flat: torch.Tensor, norms: torch.Tensor, bucket_size: int, table: KernelTable
 ) -> torch.Tensor:
-    """See reference.variance.variances."""
     arrays = _ends(table), table.search, table.corrections
     return torch.from_numpy(_variances(flat.numpy(), norms.numpy(), bucket_size, *arrays))
 

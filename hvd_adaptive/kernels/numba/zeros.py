@@ -1,7 +1,4 @@
-"""Find, describe and leave out exact zeros in Numba, 64 coordinates at a time.
-
-Signatures and bits are the same as in reference/zeros.py.
-"""
+"""Find, describe and leave out exact zeros in Numba, 64 coordinates at a time."""
 
 from __future__ import annotations
 
@@ -9,7 +6,7 @@ import numpy as np
 import torch
 
 from hvd_adaptive.base.device import HOST
-from hvd_adaptive.kernels.numba.bits import lowest_one, ones_in
+from hvd_adaptive.kernels.numba.bits import lowest_one, next_one, ones_in
 from hvd_adaptive.kernels.numba.jit import inline, jit
 from hvd_adaptive.kernels.zeros import Runs, mask_bytes, most_stream_bytes
 
@@ -20,38 +17,32 @@ _NONE, _ALL = _U(0), _U(2**64 - 1)
 
 
 def has_zeros(flat: torch.Tensor) -> bool:
-    """See reference.zeros.has_zeros."""
     return bool(_has_zeros(flat.numpy().view(np.uint32)))
 
 
 def mark(flat: torch.Tensor) -> tuple[torch.Tensor, Runs]:
-    """See reference.zeros.mark."""
     mask = torch.empty(mask_bytes(flat.numel()), dtype=torch.uint8, device="cpu")
     zeros, runs = _mark(flat.numpy().view(np.uint32), _words(mask))
     return mask, Runs(flat.numel(), zeros, runs)
 
 
 def write(mask: torch.Tensor, runs: Runs) -> torch.Tensor:
-    """See reference.zeros.write."""
     stream = torch.zeros(most_stream_bytes(runs.coordinates), dtype=torch.uint8, device="cpu")
     bits = _write(_words(mask), *_numbers(runs), _words(stream))
     return stream[: bits // 8]
 
 
 def read(stream: torch.Tensor, runs: Runs) -> torch.Tensor | None:
-    """See reference.zeros.read."""
     mask = torch.empty(mask_bytes(runs.coordinates), dtype=torch.uint8, device="cpu")
     readable = _read(_words(stream), *_numbers(runs), runs.zeros, _words(mask))
     return mask if readable else None
 
 
 def take(flat: torch.Tensor, mask: torch.Tensor, values: torch.Tensor) -> None:
-    """See reference.zeros.take."""
     _take(flat.numpy(), _words(mask), values.numpy())
 
 
 def put(values: torch.Tensor, mask: torch.Tensor, out: torch.Tensor, clear: bool) -> None:
-    """See reference.zeros.put."""
     _put(values.numpy(), _words(mask), out.numpy(), clear)
 
 
@@ -126,6 +117,15 @@ def _store(words, at, value, width):
 
 
 @inline
+def _put_number(words, low, at, number, width):
+    """Store a number's low bits at ``low``, its quotient at ``at``; return the next places."""
+    _store(words, low, _U(number) & ((_U(1) << _U(width)) - _U(1)), width)
+    at += number >> width
+    _store(words, at, _U(1), 1)
+    return low + width, at + 1
+
+
+@inline
 def _load(words, at, width):
     """Return ``width`` < 64 bits from bit ``at``; the caller guarantees that they exist."""
     word, shift = at >> 6, _U(at & 63)
@@ -177,33 +177,10 @@ def _write(mask, n, runs, gap_bits, length_bits, words):
             else:
                 number, width = place - start - 1, length_bits
                 end = place
-            _store(words, low, _U(number) & ((_U(1) << _U(width)) - _U(1)), width)
-            low += width
-            at += number >> width
-            _store(words, at, _U(1), 1)
-            at += 1
+            low, at = _put_number(words, low, at, number, width)
     if start > end:
-        number = n - start - 1
-        _store(words, low, _U(number) & ((_U(1) << _U(length_bits)) - _U(1)), length_bits)
-        at += number >> length_bits
-        _store(words, at, _U(1), 1)
-        at += 1
+        _, at = _put_number(words, low, at, n - start - 1, length_bits)
     return (at + 63) // 64 * 64
-
-
-@inline
-def _next_one(words, at):
-    """Return the place of the first 1 at or after bit ``at``, or the stream's length."""
-    word, bits = at >> 6, 64 * words.size
-    if word >= words.size:
-        return np.int64(bits)
-    rest = words[word] >> _U(at & 63)
-    if rest != 0:
-        return at + lowest_one(rest)
-    word += 1
-    while word < words.size and words[word] == 0:
-        word += 1
-    return np.int64(bits) if word >= words.size else 64 * word + lowest_one(words[word])
 
 
 @inline
@@ -259,12 +236,12 @@ def _read(words, n, runs, gap_bits, length_bits, zeros, mask):
         mask[mask.size - 1] = _ALL >> _U(64 - (n & 63))
     end, cleared = np.int64(-1), np.int64(0)
     for _ in range(runs):
-        one = _next_one(words, at)
+        one = next_one(words, at)
         if one >= bits or one - at > n >> gap_bits:
             return False
         start = end + ((one - at) << gap_bits) + _load(words, low, gap_bits) + 1
         low, at = low + gap_bits, one + 1
-        one = _next_one(words, at)
+        one = next_one(words, at)
         if one >= bits or one - at > zeros >> length_bits:
             return False
         length = ((one - at) << length_bits) + _load(words, low, length_bits) + 1
@@ -274,7 +251,7 @@ def _read(words, n, runs, gap_bits, length_bits, zeros, mask):
         end = start + length
         cleared += length
         _clear(mask, start, end)
-    return cleared == zeros and (at - 1) >> 6 == words.size - 1 and _next_one(words, at) == bits
+    return cleared == zeros and (at - 1) >> 6 == words.size - 1 and next_one(words, at) == bits
 
 
 @jit

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import torch
 
 from hvd_adaptive.kernels.packing import packing_of
+from hvd_adaptive.kernels.reference.lanes import per_coordinate
 from hvd_adaptive.kernels.reference.pack import pack_codes, unpack_codes
 from hvd_adaptive.kernels.reference.uniforms import uniforms
 from hvd_adaptive.kernels.tables import padded_values
@@ -32,13 +33,13 @@ def round_codes(
     gaps = (scaled[:, 1:] - scaled[:, :-1]) * 2.0**-24
 
     n = flat.numel()
-    x = flat * _per_coordinate(factor, n, bucket_size)
+    x = flat * per_coordinate(factor, n, bucket_size)
     integers = uniforms(n, bucket_size, key, flat.device).to(torch.int64) | 1
     u = integers.to(torch.float32)
     codes = torch.zeros(n, dtype=torch.int64, device=flat.device)
     for lower, gap in zip(scaled[:, :-1].unbind(1), gaps.unbind(1), strict=True):
-        distance = x - _per_coordinate(lower, n, bucket_size)
-        codes += distance > u * _per_coordinate(gap, n, bucket_size)
+        distance = x - per_coordinate(lower, n, bucket_size)
+        codes += distance > u * per_coordinate(gap, n, bucket_size)
     words.copy_(pack_codes(codes, packing_of(levels.shape[1])))
 
 
@@ -46,7 +47,7 @@ def cut_codes(
     flat: torch.Tensor, cuts: torch.Tensor, words: torch.Tensor, bucket_size: int
 ) -> None:
     """Pack one bit for each coordinate, [v >= the bucket's cut] (Eq. 16), into ``words``."""
-    codes = flat >= _per_coordinate(cuts, flat.numel(), bucket_size)
+    codes = flat >= per_coordinate(cuts, flat.numel(), bucket_size)
     words.copy_(pack_codes(codes.to(torch.int64), packing_of(2)))
 
 
@@ -68,7 +69,3 @@ def decode_add(
         out += padded_values(values, packing)[of, unpack_codes(words, n, packing)]
     if factor != 1.0:
         out *= factor
-
-
-def _per_coordinate(values: torch.Tensor, coordinates: int, bucket_size: int) -> torch.Tensor:
-    return values.repeat_interleave(bucket_size)[:coordinates]

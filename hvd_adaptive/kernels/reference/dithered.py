@@ -16,13 +16,10 @@ from hvd_adaptive.kernels.dithered import (
     SEGMENT,
     WIDTHS,
     Code,
-    check_end,
-    check_lengths,
+    Stretch,
     checked_ends,
-    checked_steps,
     corrupt_segment,
-    head_bytes,
-    unknown_kind,
+    opened,
 )
 from hvd_adaptive.kernels.reference import ecdq, huffman
 
@@ -72,20 +69,11 @@ def add_bodies(
 
     bodies: uint8, followed by up to 7 bytes of padding, which must be 0.
     """
-    check_lengths(bodies, bucket_size, out)
-    at = head_bytes(out.numel(), bucket_size)
     for body, key in zip(bodies, keys, strict=True):
-        data = body.cpu().numpy()
-        kind = int(data[:4].view("<u4")[0])
-        steps = torch.from_numpy(checked_steps(data[4:at])).to(out.device)
-        if kind == CODED:
-            q = _decoded(data[at:], steps, bucket_size, code, key, out.numel(), segment)
-        elif kind == width:
-            check_end(data[at:], width * out.numel())
-            sent = data[at : at + width * out.numel()].view(WIDTHS[width]).astype(np.int32)
-            q = torch.from_numpy(sent).to(out.device)
-        else:
-            raise unknown_kind(kind, width)
+        sent, coded, integers = opened(body.cpu().numpy(), bucket_size, width, out.numel())
+        steps, q = (torch.from_numpy(part).to(out.device) for part in (sent, integers))
+        if coded is not None:
+            q = _decoded(coded, steps, bucket_size, code, key, out.numel(), segment)
         ecdq.add(q, steps, bucket_size, key, out)
 
 
@@ -96,9 +84,8 @@ def _coded(
     ends, parts = [], b""
     for begin in range(0, q.numel(), segment):
         end = min(begin + segment, q.numel())
-        runs, escapes = ecdq.split(
-            q, steps, bucket_size, key, begin, end, len(code.books), code.most
-        )
+        where = Stretch(steps, bucket_size, key, begin, end)
+        runs, escapes = ecdq.split(q, where, len(code.books), code.most)
         out, bits = np.zeros(huffman.most_bytes(end - begin) + 1, np.uint8), 0
         for run, book in zip(runs, code.books, strict=True):
             out = np.concatenate([out, np.zeros(huffman.most_bytes(run.size), np.uint8)])
@@ -124,13 +111,12 @@ def _decoded(
     parts = [torch.zeros(0, dtype=torch.int32, device=steps.device)]
     for index, begin in enumerate(begins):
         end = min(begin + segment, coordinates)
+        where = Stretch(steps, bucket_size, key, begin, end)
         start, middle, stop = ends[2 * index : 2 * index + 3].tolist()
-        counts = ecdq.counts(steps, bucket_size, key, begin, end, len(code.books))
-        runs = _runs(data[start:middle], code, counts)
+        runs = _runs(data[start:middle], code, ecdq.counts(where, len(code.books)))
         q = None
         if runs is not None:
-            escapes = data[middle:stop].tobytes()
-            q = ecdq.joined(runs, escapes, steps, bucket_size, key, begin, end, code.most)
+            q = ecdq.joined(runs, data[middle:stop].tobytes(), where, code.most)
         if q is None:
             raise corrupt_segment(index)
         parts.append(q)

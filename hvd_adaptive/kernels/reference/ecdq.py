@@ -15,7 +15,8 @@ import numpy as np
 import torch
 
 from hvd_adaptive.kernels.constants import SMALLEST_NORM
-from hvd_adaptive.kernels.dithered import HALF, step_factors
+from hvd_adaptive.kernels.dithered import HALF, Stretch, step_factors
+from hvd_adaptive.kernels.reference.lanes import per_coordinate
 from hvd_adaptive.kernels.reference.tables import bucket_norms
 from hvd_adaptive.kernels.reference.uniforms import uniforms
 
@@ -49,19 +50,15 @@ class Dither:
         m = torch.where(negative, k - HALF, k)
         return cls(negative, (m + 0.5) * 2.0**-24, m)
 
-    def group(self, classes: int) -> torch.Tensor:
-        """Return the class (int64) of every coordinate."""
-        return (self.m * (classes / HALF)).to(torch.int64)
-
 
 def quantize(flat: torch.Tensor, steps: torch.Tensor, bucket_size: int, key: int) -> torch.Tensor:
     """Return q (int32) of all coordinates; 0 in buckets without a step above 0."""
-    dither = Dither.of(flat.numel(), bucket_size, key, flat.device)
-    usable = steps > 0
+    n, usable = flat.numel(), steps > 0
+    dither = Dither.of(n, bucket_size, key, flat.device)
     inverse = torch.where(usable, 1.0 / steps, torch.zeros_like(steps))
-    y = torch.where(dither.negative, -flat, flat) * _spread(inverse, flat.numel(), bucket_size)
+    y = torch.where(dither.negative, -flat, flat) * per_coordinate(inverse, n, bucket_size)
     q = torch.round(y + dither.size)
-    return torch.where(_spread(usable, flat.numel(), bucket_size), q, 0.0).to(torch.int32)
+    return torch.where(per_coordinate(usable, n, bucket_size), q, 0.0).to(torch.int32)
 
 
 def add(
@@ -69,52 +66,36 @@ def add(
 ) -> None:
     """Add the decoded values of ``q`` (int32) to ``out`` (float32); NaN if the step is NaN."""
     dither = Dither.of(out.numel(), bucket_size, key, out.device)
-    spread = _spread(steps, out.numel(), bucket_size)
+    spread = per_coordinate(steps, out.numel(), bucket_size)
     value = (q.to(torch.float32) - dither.size) * spread
     value = torch.where(dither.negative, -value, value)
     out += torch.where(spread > 0, value, torch.where(spread.isnan(), spread, 0.0))
 
 
 def split(
-    q: torch.Tensor,
-    steps: torch.Tensor,
-    bucket_size: int,
-    key: int,
-    begin: int,
-    end: int,
-    classes: int,
-    most: int,
+    q: torch.Tensor, where: Stretch, classes: int, most: int
 ) -> tuple[list[np.ndarray], bytes]:
     """Return the symbols (uint16) of each class, in order, and the escaped integers.
 
-    Only the coordinates ``begin`` to ``end`` in buckets with a step above 0 have symbols. The
+    Only coordinates in buckets with a step above 0 have symbols. q: int32, of all coordinates. The
     symbol of q is its place in -most..most; the next symbol is the escape. Escaped integers are
     numbered from the inside out, even numbers for positive ones. They are stored in the
     coordinates' order as bytes of 7 bits, lowest first; all bytes of a number but the last have the
     top bit set.
     """
-    dither = Dither.of(q.numel(), bucket_size, key, q.device)
-    usable = _spread(steps > 0, q.numel(), bucket_size)[begin:end]
-    part, group = q[begin:end][usable], dither.group(classes)[begin:end][usable]
+    usable, group = _classes(where, classes)
+    part, group = q[where.begin : where.end][usable], group[usable]
     symbols = torch.where(part.abs() > most, 2 * most + 1, part + most).cpu().numpy()
     runs = [symbols[(group == c).cpu().numpy()].astype(np.uint16) for c in range(classes)]
     return runs, b"".join(_number(value, most) for value in part[part.abs() > most].tolist())
 
 
 def joined(
-    runs: Sequence[np.ndarray],
-    escapes: bytes,
-    steps: torch.Tensor,
-    bucket_size: int,
-    key: int,
-    begin: int,
-    end: int,
-    most: int,
+    runs: Sequence[np.ndarray], escapes: bytes, where: Stretch, most: int
 ) -> torch.Tensor | None:
     """Invert ``split``: return q (int32) of the coordinates, or None if the escapes do not fit."""
-    group = Dither.of(end, bucket_size, key, steps.device).group(len(runs))[begin:end]
-    usable = _spread(steps > 0, end, bucket_size)[begin:end]
-    q = torch.zeros(end - begin, dtype=torch.int32, device=steps.device)
+    usable, group = _classes(where, len(runs))
+    q = torch.zeros(len(group), dtype=torch.int32, device=group.device)
     for c, run in enumerate(runs):
         q[usable & (group == c)] = torch.from_numpy(run.astype(np.int32) - most).to(q.device)
     values = _numbers(escapes, most)
@@ -125,17 +106,18 @@ def joined(
     return q
 
 
-def counts(
-    steps: torch.Tensor, bucket_size: int, key: int, begin: int, end: int, classes: int
-) -> list[int]:
+def counts(where: Stretch, classes: int) -> list[int]:
     """Return the number of symbols of each class."""
-    group = Dither.of(end, bucket_size, key, steps.device).group(classes)[begin:end]
-    usable = _spread(steps > 0, end, bucket_size)[begin:end]
+    usable, group = _classes(where, classes)
     return [int((usable & (group == c)).sum()) for c in range(classes)]
 
 
-def _spread(values: torch.Tensor, coordinates: int, bucket_size: int) -> torch.Tensor:
-    return values.repeat_interleave(bucket_size)[:coordinates]
+def _classes(where: Stretch, classes: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return which coordinates have symbols, and the class (int64) of each coordinate."""
+    steps, bucket_size, key, begin, end = where
+    m = Dither.of(end, bucket_size, key, steps.device).m[begin:end]
+    usable = per_coordinate(steps > 0, end, bucket_size)[begin:end]
+    return usable, (m * (classes / HALF)).to(torch.int64)
 
 
 def _number(q: int, most: int) -> bytes:

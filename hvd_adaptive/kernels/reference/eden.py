@@ -10,7 +10,7 @@ from collections.abc import Sequence
 import torch
 
 from hvd_adaptive.kernels import hadamard, random
-from hvd_adaptive.kernels.constants import MASK32, NORM_LANES
+from hvd_adaptive.kernels.constants import MASK32
 from hvd_adaptive.kernels.eden import (
     APART,
     SPAN,
@@ -23,6 +23,7 @@ from hvd_adaptive.kernels.eden import (
     shared_streams,
 )
 from hvd_adaptive.kernels.packing import packing_of
+from hvd_adaptive.kernels.reference.lanes import add_lanes
 from hvd_adaptive.kernels.reference.pack import pack_codes, unpack_codes
 from hvd_adaptive.kernels.reference.tables import bucket_norms
 
@@ -125,7 +126,7 @@ def _quantize(
     place = torch.zeros_like(y, dtype=torch.int64)
     for threshold in thresholds[half:]:
         place += y.abs() >= threshold * deviation
-    product = _lane_sums(y.abs() * torch.from_numpy(levels.values[half:]).to(rows.device)[place])
+    product = add_lanes(y.abs() * torch.from_numpy(levels.values[half:]).to(rows.device)[place])
     codes = torch.where(y < 0, half - 1 - place, half + place)
     scales = finished_scales(largest, norm, product, length, len(streams))
     return scales, torch.where((scales > 0).unsqueeze(1), codes, 0)
@@ -166,14 +167,3 @@ def _signs(stream: int, numbers: Sequence[int], length: int, device: torch.devic
     h = (h + high) & MASK32
     h = ((h ^ (h >> 13)) * random.MIX32_B) & MASK32
     return (1 - 2 * (h >> (j // APART % 32) & 1)).to(torch.float32)
-
-
-def _lane_sums(products: torch.Tensor) -> torch.Tensor:
-    """Sum rows: lane l adds numbers l, l + 32, ... in order, then a tree adds the lanes."""
-    lanes = products.new_zeros(len(products), NORM_LANES)
-    for part in products.view(len(products), -1, NORM_LANES).unbind(1):
-        lanes = lanes + part
-    while lanes.shape[1] > 1:
-        half = lanes.shape[1] // 2
-        lanes = lanes[:, :half] + lanes[:, half:]
-    return lanes[:, 0]

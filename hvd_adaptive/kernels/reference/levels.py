@@ -16,11 +16,11 @@ import torch
 from hvd_adaptive.kernels.constants import (
     MOST_PASSES,
     NEGLIGIBLE,
-    NORM_LANES,
     START_HIGH,
     START_LOW,
     TOLERANCE,
 )
+from hvd_adaptive.kernels.reference.lanes import add_lanes, rows_of
 from hvd_adaptive.kernels.reference.tables import bucket_norms, clipped
 
 
@@ -177,15 +177,7 @@ def conditional_means(
 
 def lane_sum(values: torch.Tensor) -> float:
     """Sum float64 values: lane l adds values[l], values[l + 32], ..., a tree adds the lanes."""
-    padded = values.new_zeros(-(-values.numel() // NORM_LANES) * NORM_LANES)
-    padded[: values.numel()] = values
-    lanes = values.new_zeros(NORM_LANES)
-    for row in padded.view(-1, NORM_LANES):
-        lanes = lanes + row
-    while lanes.numel() > 1:
-        half = lanes.numel() // 2
-        lanes = lanes[:half] + lanes[half:]
-    return lanes.item()
+    return add_lanes(rows_of(values, values.numel(), values.dtype)).item()
 
 
 def _per_bucket(

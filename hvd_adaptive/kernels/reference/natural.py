@@ -12,9 +12,11 @@ from collections.abc import Sequence
 import torch
 
 from hvd_adaptive.kernels.block_sums import BlockSums
-from hvd_adaptive.kernels.constants import INFINITE, LARGEST, MASK32
+from hvd_adaptive.kernels.constants import LARGEST, MASK32
 from hvd_adaptive.kernels.packing import ONE_BIT
+from hvd_adaptive.kernels.reference.lanes import per_coordinate
 from hvd_adaptive.kernels.reference.pack import pack_codes, unpack_codes
+from hvd_adaptive.kernels.reference.tables import bucket_norms
 from hvd_adaptive.kernels.reference.uniforms import uniforms
 
 
@@ -39,7 +41,8 @@ def encode(
     up = uniforms(flat.numel(), bucket_size, key, flat.device) < (bits << 1 & 0xFFFFFF)
     exponent = (bits >> 23 & 0xFF) + up
     signs = torch.where(exponent == 0, 0, bits >> 31)
-    broken = _broken(bits, bucket_size)
+    norms = bucket_norms(flat, bucket_size, "linf")  # NaN if a coordinate is not finite
+    broken = per_coordinate(norms.isnan(), flat.numel(), bucket_size)
     exponents.copy_(torch.where(broken, 0, exponent))
     words.copy_(pack_codes(torch.where(broken, 1, signs), ONE_BIT))
     return None
@@ -61,12 +64,3 @@ def decode_add(
         out += torch.where(negative & (exponent == 0), torch.nan, values)
     if factor != 1.0:
         out *= factor
-
-
-def _broken(bits: torch.Tensor, bucket_size: int) -> torch.Tensor:
-    """Return which coordinates share a bucket with a NaN or Inf."""
-    count = -(-bits.numel() // bucket_size)
-    padded = bits.new_zeros(count * bucket_size)
-    padded[: bits.numel()] = bits & 0x7FFFFFFF
-    largest = padded.view(count, bucket_size).amax(dim=1) if count else padded
-    return (largest >= INFINITE).repeat_interleave(bucket_size)[: bits.numel()]

@@ -7,35 +7,11 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 
-from hvd_adaptive.kernels.constants import NORM_LANES, SMALLEST_NORM
-from hvd_adaptive.kernels.reference.onebit import add_lanes
+from hvd_adaptive.kernels.constants import SMALLEST_NORM
+from hvd_adaptive.kernels.reference.lanes import add_lanes, per_coordinate, rows_of
 from hvd_adaptive.kernels.reference.uniforms import uniforms
-from hvd_adaptive.kernels.sparse import Sections, sections_of, unreadable, write_body
+from hvd_adaptive.kernels.sparse import Sections
 from hvd_adaptive.kernels.tables import UNIFORM_SCALE
-
-
-def encode_body(
-    flat: torch.Tensor, bucket_size: int, density: float, k: int, key: int, body: torch.Tensor
-) -> int:
-    """Fill ``body`` (uint8, of the largest possible length) from ``flat`` (float32, (n,)); return
-    how many bytes are used. For the other arguments see ``encode``.
-    """
-    if not flat.numel():
-        body.zero_()
-        return body.numel()
-    return write_body(encode(flat, bucket_size, density, k, key), body)
-
-
-def add_bodies(bodies: Sequence[torch.Tensor], bucket_size: int, k: int, out: torch.Tensor) -> None:
-    """Add the values of ``bodies`` to ``out`` (float32, (n,)) in order.
-
-    Raise PayloadError if a body cannot be read; ``out`` is then of no use.
-
-    bodies: uint8, long enough for their thresholds.
-    """
-    for body in bodies:
-        if not add(sections_of(body, out.numel(), bucket_size), bucket_size, k, out):
-            raise unreadable(out.numel())
 
 
 def encode(flat: torch.Tensor, bucket_size: int, density: float, k: int, key: int) -> Sections:
@@ -46,7 +22,7 @@ def encode(flat: torch.Tensor, bucket_size: int, density: float, k: int, key: in
     """
     buckets = flat.split(bucket_size) if flat.numel() else ()
     lambdas = flat.new_tensor([threshold(bucket, density) for bucket in buckets])
-    limits = lambdas.repeat_interleave(bucket_size)[: flat.numel()]
+    limits = per_coordinate(lambdas, flat.numel(), bucket_size)
     sizes = flat.abs()
     u = uniforms(flat.numel(), bucket_size, key, flat.device)
     fraction = u * float(UNIFORM_SCALE) + float(UNIFORM_SCALE / 2)
@@ -81,8 +57,7 @@ def threshold(bucket: torch.Tensor, density: float) -> float:
     wanted = density * bucket.numel()
     sizes = bucket.abs()
     sizes = torch.where(sizes < SMALLEST_NORM, torch.zeros_like(sizes), sizes)
-    lanes = sizes.new_zeros(1, -(-sizes.numel() // NORM_LANES) * NORM_LANES, dtype=torch.float64)
-    lanes[0, : sizes.numel()] = sizes
+    lanes = rows_of(sizes, sizes.numel(), torch.float64)
     rest, exact = float(add_lanes(lanes)), 0
     if rest == 0:
         return 0.0
@@ -108,7 +83,7 @@ def add(sections: Sections, bucket_size: int, k: int, out: torch.Tensor) -> bool
     Only ``out`` is written, whatever the stream holds.
     """
     lambdas, _, words = sections
-    out[lambdas.isnan().repeat_interleave(bucket_size)[: out.numel()]] = torch.nan
+    out[per_coordinate(lambdas.isnan(), out.numel(), bucket_size)] = torch.nan
     data = words.cpu().numpy().view(np.uint8)
     bits = (np.unpackbits(data, bitorder="little") + ord("0")).tobytes().decode()
     indices: list[int] = []

@@ -10,7 +10,8 @@ import numpy as np
 import torch
 
 from hvd_adaptive.kernels.block_sums import BlockSums
-from hvd_adaptive.kernels.constants import BINS, COARSE_BINS, NORM_LANES, SMALLEST_NORM
+from hvd_adaptive.kernels.constants import BINS, COARSE_BINS, SMALLEST_NORM
+from hvd_adaptive.kernels.reference.lanes import add_lanes, per_coordinate, rows_of
 from hvd_adaptive.kernels.reference.pack import pack_codes, unpack_codes
 from hvd_adaptive.kernels.reference.uniforms import uniforms
 from hvd_adaptive.kernels.tables import (
@@ -51,27 +52,15 @@ def encode(
 
 def bucket_norms(flat: torch.Tensor, bucket_size: int, norm: str) -> torch.Tensor:
     """Return the L2 or L-infinity norms of the buckets, summed in the fixed 32-lane tree."""
-    count = -(-flat.numel() // bucket_size)
-    width = -(-bucket_size // NORM_LANES) * NORM_LANES
-    padded = flat.new_zeros(count * bucket_size)
-    padded[: flat.numel()] = flat
-    lanes = flat.new_zeros(count, width)
-    lanes[:, :bucket_size] = padded.view(count, bucket_size)
-    lanes = lanes.view(count, width // NORM_LANES, NORM_LANES)
+    rows = rows_of(flat, bucket_size, flat.dtype)
     if norm == "linf":
-        norms = lanes.abs().amax(dim=(1, 2))
+        norms = rows.abs().amax(dim=1)
     else:
-        total = _tree_of_squares(lanes)
-        up, down = lanes * 2.0**96, lanes * 2.0**-96
-        norms = torch.where(
-            total < 2.0**-80,
-            _sqrt(_tree_of_squares(up)) * 2.0**-96,
-            torch.where(
-                total <= 2.0**120,
-                _sqrt(total),
-                _sqrt(_tree_of_squares(down)) * 2.0**96,
-            ),
-        )
+        total = add_lanes(rows * rows)
+        factor = torch.where(total <= 2.0**120, torch.ones_like(total), 2.0**-96)
+        factor = torch.where(total < 2.0**-80, 2.0**96, factor)
+        rows = rows * factor.unsqueeze(1)
+        norms = _sqrt(add_lanes(rows * rows)) / factor
     norms = torch.where(norms < SMALLEST_NORM, torch.zeros_like(norms), norms)
     return torch.where(torch.isfinite(norms), norms, torch.full_like(norms, torch.nan))
 
@@ -86,7 +75,7 @@ def clipped(flat: torch.Tensor, bucket_size: int, clip: float) -> torch.Tensor:
     sizes = torch.full_like(norms, bucket_size, dtype=torch.float64)
     sizes[-1:] = flat.numel() - (len(norms) - 1) * bucket_size
     limits = norms * (clip / torch.sqrt(sizes)).to(torch.float32)
-    limit = _per_coordinate(limits, flat.numel(), bucket_size)
+    limit = per_coordinate(limits, flat.numel(), bucket_size)
     raised = torch.where(flat < -limit, -limit, flat)
     inside = torch.where(raised > limit, limit, raised)
     return torch.where(limit.isnan(), limit, inside)
@@ -95,17 +84,6 @@ def clipped(flat: torch.Tensor, bucket_size: int, clip: float) -> torch.Tensor:
 def _sqrt(x: torch.Tensor) -> torch.Tensor:
     """Return the correctly rounded root; torch's float32 root is off by one unit on some builds."""
     return torch.sqrt(x.to(torch.float64)).to(torch.float32)
-
-
-def _tree_of_squares(lanes: torch.Tensor) -> torch.Tensor:
-    total = lanes.new_zeros(lanes.shape[0], NORM_LANES)
-    for row in range(lanes.shape[1]):
-        total = total + lanes[:, row] * lanes[:, row]
-    half = NORM_LANES // 2
-    while half:
-        total = total[:, :half] + total[:, half : 2 * half]
-        half //= 2
-    return total[:, 0]
 
 
 def quantize(
@@ -118,12 +96,12 @@ def quantize(
     """
     usable = scales > 0
     inverse = torch.where(usable, 1.0 / scales, torch.zeros_like(scales))
-    r = flat.abs() * _per_coordinate(inverse, flat.numel(), bucket_size)
+    r = flat.abs() * per_coordinate(inverse, flat.numel(), bucket_size)
     u = uniforms(flat.numel(), bucket_size, key, flat.device)
     codes = _INDEX[table.rule](r, u, table) + table.base
     codes = torch.where(flat < 0, table.alphabet - 1 - codes, codes)
     return torch.where(
-        _per_coordinate(usable, flat.numel(), bucket_size), codes, table.alphabet // 2
+        per_coordinate(usable, flat.numel(), bucket_size), codes, table.alphabet // 2
     )
 
 
@@ -161,10 +139,6 @@ def _exponential(r: torch.Tensor, u: torch.Tensor, table: KernelTable) -> torch.
 _INDEX = {"thresholds": _count, "uniform": _uniform, "exponential": _exponential}
 
 
-def _per_coordinate(values: torch.Tensor, coordinates: int, bucket_size: int) -> torch.Tensor:
-    return values.repeat_interleave(bucket_size)[:coordinates]
-
-
 def decode_add(
     payloads: list[tuple[torch.Tensor, torch.Tensor]],
     bucket_size: int,
@@ -182,7 +156,7 @@ def decode_add(
     values = torch.from_numpy(table.values).to(out.device)
     for scales, words in payloads:
         codes = unpack_codes(words, out.numel(), table.packing)
-        out += values[codes] * _per_coordinate(scales, out.numel(), bucket_size)
+        out += values[codes] * per_coordinate(scales, out.numel(), bucket_size)
     if factor != 1.0:
         out *= factor
 

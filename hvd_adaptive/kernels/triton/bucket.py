@@ -1,7 +1,4 @@
-"""Pack and unpack codes of buckets that have levels of their own, in Triton.
-
-Signatures and integers are the same as in reference/bucket.py.
-"""
+"""Pack and unpack codes of buckets that have levels of their own, in Triton."""
 
 from __future__ import annotations
 
@@ -11,7 +8,7 @@ import torch
 import triton
 import triton.language as tl
 
-from hvd_adaptive.kernels.packing import Packing, packing_of
+from hvd_adaptive.kernels.packing import Packing, check_sections, packing_of
 from hvd_adaptive.kernels.triton.decoder import unpack_add
 from hvd_adaptive.kernels.triton.encoder import pack
 from hvd_adaptive.kernels.triton.random import integer24
@@ -24,39 +21,18 @@ _MOST_OF_BITS, _MOST_OF_DIGITS = 3, 8
 def round_codes(
     flat: torch.Tensor, levels: torch.Tensor, words: torch.Tensor, bucket_size: int, key: int
 ) -> None:
-    """See reference.bucket.round_codes."""
     alphabet = levels.shape[1]
     packing, state = packing_of(alphabet), (levels.contiguous(), alphabet)
-    pack(
-        flat,
-        words,
-        bucket_size,
-        packing,
-        key,
-        state,
-        PREPARE=_scaling,
-        CODE=_rounded,
-        RULE=_rounded,
-        OPTIONS=(alphabet, _turn(packing)),
-    )
+    scheme = {"PREPARE": _scaling, "CODE": _rounded, "RULE": _rounded}
+    options = alphabet, _turn(packing)
+    pack(flat, words, bucket_size, packing, key, state, OPTIONS=options, **scheme)
 
 
 def cut_codes(
     flat: torch.Tensor, cuts: torch.Tensor, words: torch.Tensor, bucket_size: int
 ) -> None:
-    """See reference.bucket.cut_codes."""
-    pack(
-        flat,
-        words,
-        bucket_size,
-        packing_of(2),
-        0,
-        (cuts.contiguous(),),
-        PREPARE=_cut,
-        CODE=_side,
-        RULE=_side,
-        OPTIONS=(),
-    )
+    scheme, state = {"PREPARE": _cut, "CODE": _side, "RULE": _side}, (cuts.contiguous(),)
+    pack(flat, words, bucket_size, packing_of(2), 0, state, OPTIONS=(), **scheme)
 
 
 def decode_add(
@@ -65,16 +41,10 @@ def decode_add(
     factor: float,
     out: torch.Tensor,
 ) -> None:
-    """See reference.bucket.decode_add."""
     alphabet = payloads[0][0].shape[1]
     packing = packing_of(alphabet)
-    for values, words in payloads:
-        if values.shape[0] * bucket_size < out.numel() or words.numel() < packing.words(
-            out.numel()
-        ):
-            raise ValueError(
-                f"payload of {values.shape[0]} buckets and {words.numel()} words is too short"
-            )
+    n = out.numel()
+    check_sections(payloads, "buckets", -(-n // bucket_size), packing.words(n))
     # Levels were made for each rank; side by side they do not cut runs of gathered words.
     rows = torch.stack([values for values, _ in payloads])
     pairs = [(row, words) for row, (_, words) in zip(rows, payloads, strict=True)]

@@ -37,7 +37,6 @@ _ROWS = tl.constexpr(CHECK_BLOCK // CHECK_LANES)
 def seal(
     payload: torch.Tensor, header: bytes, seed: int | None, known: BlockSums | None = None
 ) -> None:
-    """See reference.checksum.checksum.seal."""
     put(torch.frombuffer(bytearray(header), dtype=torch.uint8), payload[:HEADER_BYTES])
     if seed is not None:
         words = payload.view(torch.int32)

@@ -16,23 +16,11 @@ _ANY_BUCKET = 512
 
 
 def pack(codes: torch.Tensor, packing: Packing, words: torch.Tensor) -> None:
-    """See reference.codes.pack."""
-    pack_words(
-        codes,
-        words,
-        _ANY_BUCKET,
-        packing,
-        0,
-        (codes,),
-        PREPARE=nothing,
-        CODE=_itself,
-        RULE=_itself,
-        OPTIONS=(),
-    )
+    scheme = {"PREPARE": nothing, "CODE": _itself, "RULE": _itself}
+    pack_words(codes, words, _ANY_BUCKET, packing, 0, (codes,), OPTIONS=(), **scheme)
 
 
 def unpack(words: torch.Tensor, packing: Packing, codes: torch.Tensor) -> None:
-    """See reference.codes.unpack."""
     check_words(words, packing, codes)
     unpack_add([(words, words)], _ANY_BUCKET, packing, 1.0, codes, False, (codes,), VALUE=_bare)
 

@@ -10,16 +10,17 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import triton
 import triton.language as tl
 
-from hvd_adaptive.kernels.packing import Packing
+from hvd_adaptive.kernels.packing import Packing, check_sections
 from hvd_adaptive.kernels.tables import KernelTable
 from hvd_adaptive.kernels.triton.launch import WARPS, kernel, launch, on_device, regular_runs
 from hvd_adaptive.kernels.triton.layout import (
+    Tensor,
     bucket_under,
     coordinate,
     coordinates_left,
@@ -28,6 +29,21 @@ from hvd_adaptive.kernels.triton.layout import (
     segments_of,
     words_left,
 )
+
+
+class Run(NamedTuple):
+    """Hold the first of ``count`` payloads at equal distances, and what decodes them."""
+
+    payload: Any
+    words: Any
+    lane_words: Any
+    count: Any
+    step: Any
+    words_step: Any
+    factor: Any
+    value: Any
+    state: Any
+    options: Any
 
 
 def decode_add(
@@ -39,13 +55,8 @@ def decode_add(
     add: bool = True,
 ) -> None:
     """See reference.tables.decode_add."""
-    for scales, words in payloads:
-        if scales.numel() * bucket_size < out.numel() or words.numel() < table.packing.words(
-            out.numel()
-        ):
-            raise ValueError(
-                f"payload of {scales.numel()} scales and {words.numel()} words is too short"
-            )
+    n = out.numel()
+    check_sections(payloads, "scales", -(-n // bucket_size), table.packing.words(n))
     state = (_values(table, out.device),)
     unpack_add(payloads, bucket_size, table.packing, factor, out, add, state, VALUE=_scaled_level)
 
@@ -72,30 +83,14 @@ def unpack_add(
         return
     segments, n = segments_of(packing), out.numel()
     tile = 2 * WARPS
-    for first, count, (step, words_step) in regular_runs(payloads):
-        last = first + count == len(payloads)
-        launch(
-            _decode_kernel,
-            -(-n // (tile * segments.coordinates)),
-            out,
-            *payloads[first],
-            out,
-            n,
-            bucket_size,
-            magic(bucket_size),
-            packing.words(n) // 16,
-            count,
-            step,
-            words_step,
-            factor if last else 1.0,
-            state,
-            SEGMENTS=tile,
-            ADD=add or first > 0,
-            BUCKETS=segments.buckets(bucket_size),
-            OPTIONS=OPTIONS,
-            **segments.constants,
-            **scheme,
-        )
+    place = out, n, bucket_size, magic(bucket_size), packing.words(n) // 16
+    scheme |= {"SEGMENTS": tile, "BUCKETS": segments.buckets(bucket_size), "LAYOUT": segments}
+    programs = -(-n // (tile * segments.coordinates))
+    for first, count, steps in regular_runs(payloads):
+        scheme["ADD"] = add or first > 0
+        at_end = factor if first + count == len(payloads) else 1.0
+        args = *payloads[first], *place, count, *steps, at_end, state
+        launch(_decode_kernel, programs, out, *args, OPTIONS=OPTIONS, **scheme)
 
 
 @triton.jit
@@ -127,138 +122,82 @@ def _decode_kernel(
     SEGMENTS: tl.constexpr,
     ADD: tl.constexpr,
     BUCKETS: tl.constexpr,
-    FIXED: tl.constexpr,
-    ROWS: tl.constexpr,
-    DIGITS: tl.constexpr,
-    BASE: tl.constexpr,
-    WIDTH: tl.constexpr,
+    LAYOUT: tl.constexpr,
     VALUE: tl.constexpr,
     OPTIONS: tl.constexpr,
 ):
     """Decode a tile of segments in each program. The first payload's sections begin at ``payload``
     and ``words``, those of the next ones ``step`` and ``words_step`` numbers behind.
     """
+    # Assigning a tuple would turn its constants into tensors.
+    _decode_segments(
+        Tensor(out, n, bucket_size, magic),
+        Run(payload, words, lane_words, count, step, words_step, factor, VALUE, state, OPTIONS),
+        SEGMENTS,
+        ADD,
+        BUCKETS,
+        LAYOUT,
+    )
+
+
+@triton.jit
+def _decode_segments(
+    tensor,
+    run,
+    SEGMENTS: tl.constexpr,
+    ADD: tl.constexpr,
+    BUCKETS: tl.constexpr,
+    LAYOUT: tl.constexpr,
+):
+    ROWS: tl.constexpr = LAYOUT.rows
     thread = tl.arange(0, 16 * SEGMENTS)
     segment = tl.program_id(0).to(tl.int64) * SEGMENTS + thread // 16
-    bucket, within = bucket_under(segment, bucket_size, 16 * ROWS * DIGITS)
-    if FIXED:
+    bucket, within = bucket_under(segment, tensor.bucket_size, LAYOUT.coordinates)
+    tile = (segment, thread % 16, bucket, within)
+    if LAYOUT.fixed:
         for k in tl.static_range(ROWS):
-            _decode_row(
-                k,
-                payload,
-                words,
-                out,
-                segment,
-                thread % 16,
-                n,
-                bucket,
-                within,
-                bucket_size,
-                magic,
-                lane_words,
-                count,
-                step,
-                words_step,
-                factor,
-                state,
-                ADD,
-                BUCKETS,
-                FIXED,
-                ROWS,
-                DIGITS,
-                BASE,
-                WIDTH,
-                VALUE,
-                OPTIONS,
-            )
+            _decode_row(k, tensor, tile, run, ADD, BUCKETS, LAYOUT)
     else:
         for k in range(ROWS):
-            _decode_row(
-                k,
-                payload,
-                words,
-                out,
-                segment,
-                thread % 16,
-                n,
-                bucket,
-                within,
-                bucket_size,
-                magic,
-                lane_words,
-                count,
-                step,
-                words_step,
-                factor,
-                state,
-                ADD,
-                BUCKETS,
-                FIXED,
-                ROWS,
-                DIGITS,
-                BASE,
-                WIDTH,
-                VALUE,
-                OPTIONS,
-            )
+            _decode_row(k, tensor, tile, run, ADD, BUCKETS, LAYOUT)
 
 
 @triton.jit
 def _decode_row(
-    k,
-    payload,
-    words,
-    out,
-    segment,
-    lane,
-    n,
-    bucket,
-    within,
-    bucket_size,
-    magic,
-    lane_words,
-    count,
-    step,
-    words_step,
-    factor,
-    state,
-    ADD: tl.constexpr,
-    BUCKETS: tl.constexpr,
-    FIXED: tl.constexpr,
-    ROWS: tl.constexpr,
-    DIGITS: tl.constexpr,
-    BASE: tl.constexpr,
-    WIDTH: tl.constexpr,
-    VALUE: tl.constexpr,
-    OPTIONS: tl.constexpr,
+    k, tensor, tile, run, ADD: tl.constexpr, BUCKETS: tl.constexpr, LAYOUT: tl.constexpr
 ):
-    """Add row k of all payloads into ``out``."""
-    left = coordinates_left(segment, n, 16 * ROWS * DIGITS)
-    own_words = words_left(segment, lane_words, ROWS * WIDTH // 32)
+    """Add row k of all payloads into the tensor. tile: segments, lanes, the results of
+    ``bucket_under``.
+    """
+    DIGITS: tl.constexpr = LAYOUT.digits
+    WORDS: tl.constexpr = LAYOUT.rows * LAYOUT.width // 32
+    segment, lane, bucket, within = tile
+    left = coordinates_left(segment, tensor.n, LAYOUT.coordinates)
+    own_words = words_left(segment, run.lane_words, WORDS)
     totals = ()
     for digit in tl.static_range(DIGITS):
-        place, i, there = coordinate(k, digit, segment, left, lane, FIXED, ROWS, DIGITS)
+        place, i, there = coordinate(k, digit, segment, left, lane, LAYOUT)
         if ADD:
-            totals = totals + (tl.load(out + i, mask=there, other=0.0),)
+            totals = totals + (tl.load(tensor.x + i, mask=there, other=0.0),)
         else:
             totals = totals + (tl.zeros(segment.shape, tl.float32),)
-    source = words + segment * (ROWS * WIDTH // 2) + lane
-    for _ in range(count):
-        rest = _unit_of(k, source, own_words, FIXED, WIDTH)
+    source, payload = run.words + segment * (WORDS * 16) + lane, run.payload
+    for _ in range(run.count):
+        rest = _unit_of(k, source, own_words, LAYOUT.fixed, LAYOUT.width)
         sums = ()
         for digit in tl.static_range(DIGITS):
-            place, i, there = coordinate(k, digit, segment, left, lane, FIXED, ROWS, DIGITS)
-            of = bucket + crossed(place, within, bucket_size, magic, BUCKETS)
-            code = (rest % BASE).to(tl.int32)
-            rest = rest // BASE
-            value = VALUE(code, of, i, there, payload, state, OPTIONS)
+            place, i, there = coordinate(k, digit, segment, left, lane, LAYOUT)
+            of = bucket + crossed(place, within, tensor.bucket_size, tensor.magic, BUCKETS)
+            code = (rest % LAYOUT.base).to(tl.int32)
+            rest = rest // LAYOUT.base
+            value = run.value(code, of, i, there, payload, run.state, run.options)
             sums = sums + (totals[digit] + value,)
         totals = sums
-        source += words_step
-        payload += step
+        source += run.words_step
+        payload += run.step
     for digit in tl.static_range(DIGITS):
-        place, i, there = coordinate(k, digit, segment, left, lane, FIXED, ROWS, DIGITS)
-        tl.store(out + i, totals[digit] * factor, mask=there)
+        place, i, there = coordinate(k, digit, segment, left, lane, LAYOUT)
+        tl.store(tensor.x + i, totals[digit] * run.factor, mask=there)
 
 
 @triton.jit

@@ -20,7 +20,7 @@ from hvd_adaptive.kernels.eden import (
     root_of,
     shared_streams,
 )
-from hvd_adaptive.kernels.packing import packing_of
+from hvd_adaptive.kernels.packing import check_sections, packing_of
 from hvd_adaptive.kernels.triton.codes import pack, unpack
 from hvd_adaptive.kernels.triton.lanes import bucket_sizes, fold, lane_tree
 from hvd_adaptive.kernels.triton.launch import WARPS, kernel, launch, on_device
@@ -39,7 +39,6 @@ def encode(
     shared: int,
     own: int,
 ) -> None:
-    """See reference.eden.encode."""
     buckets = Buckets(flat.numel(), bucket_size)
     streams = [*shared_streams(shared, levels.bits), own]
     largest = bucket_norms(flat, bucket_size, "linf")
@@ -77,17 +76,13 @@ def decode_add(
     owns: Sequence[int],
     out: torch.Tensor,
 ) -> None:
-    """See reference.eden.decode_add."""
     buckets = Buckets(out.numel(), bucket_size)
     count = packing_of(1 << levels.bits).words(levels.codes(buckets.codes, bucket_size))
     numbers = _all(buckets.count, out.device)
     sums = out.new_zeros(buckets.codes)
     used = torch.zeros(buckets.count, dtype=torch.bool, device=out.device)
+    check_sections(payloads, "buckets", buckets.count, count)
     for (scales, words), own in zip(payloads, owns, strict=True):
-        if scales.numel() < buckets.count or words.numel() < count:
-            raise ValueError(
-                f"payload of {scales.numel()} buckets and {words.numel()} words is too short"
-            )
         scales = scales[: buckets.count]
         _add(scales, words, numbers, bucket_size, levels, own, sums)
         used |= scales != 0

@@ -9,20 +9,22 @@ tuple of tensors and floats, OPTIONS one of integers.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import triton
 import triton.language as tl
 
 from hvd_adaptive.kernels.packing import Packing
+from hvd_adaptive.kernels.random import signed
 from hvd_adaptive.kernels.tables import KernelTable
 from hvd_adaptive.kernels.triton import quantize
 from hvd_adaptive.kernels.triton.lanes import norm_of
-from hvd_adaptive.kernels.triton.launch import WARPS, kernel, launch, multiprocessors, signed
+from hvd_adaptive.kernels.triton.launch import WARPS, kernel, launch, multiprocessors
 from hvd_adaptive.kernels.triton.layout import (
     ALIGNED,
     LONG,
+    Tensor,
     bucket_under,
     coordinate,
     coordinates_left,
@@ -42,6 +44,31 @@ _TILE, _MOST_FUSED = 1024, 1 << 16
 _WARPS_OF_FEW = ((2, 8), (8, 4))
 
 
+class Scheme(NamedTuple):
+    """Hold PREPARE, CODE, their arguments, the number of buckets, and the random stream."""
+
+    prepare: Any
+    code: Any
+    rule: Any
+    state: Any
+    options: Any
+    buckets: Any
+    stream: Any
+
+
+class Tile(NamedTuple):
+    """Hold segments (int64), lanes, the buckets under the segments' first coordinates, these
+    coordinates' places in the buckets, and ``_about`` of these and of the next buckets.
+    """
+
+    segment: Any
+    lane: Any
+    bucket: Any
+    within: Any
+    of_first: Any
+    of_next: Any
+
+
 def encode(
     flat: torch.Tensor,
     scales: torch.Tensor,
@@ -58,27 +85,15 @@ def encode(
     limits = scales if clip is None else clip_limits(flat, bucket_size, clip)
     state = (scales, limits, *numbers)
     options = (table.thresholds, table.base, table.alphabet, int(clip is not None), *sizes)
-    scheme = {"CODE": quantize.code_of, "RULE": rule, "OPTIONS": options}
+    scheme: dict[str, Any] = {"CODE": quantize.code_of, "RULE": rule, "OPTIONS": options}
     if table.packing.digits == 1 and bucket_size % _TILE == 0 and bucket_size <= _MOST_FUSED:
         load = scales.numel() / multiprocessors(flat.device)
         warps = next((warps for least, warps in _WARPS_OF_FEW if load < least), 1)
-        launch(
-            _fused_kernel,
-            scales.numel(),
-            flat,
-            flat,
-            words,
-            flat.numel(),
-            bucket_size,
-            table.packing.words(flat.numel()) // 16,
-            signed(key),
-            state,
-            num_warps=warps,
-            SEGMENTS=2 * warps,
-            LINF=norm == "linf",
-            **scheme,
-            **segments_of(table.packing).constants,
-        )
+        lane_words = table.packing.words(flat.numel()) // 16
+        args = flat, words, flat.numel(), bucket_size, lane_words, signed(key), state
+        scheme |= {"SEGMENTS": 2 * warps, "LINF": norm == "linf"}
+        scheme["LAYOUT"] = segments_of(table.packing)
+        launch(_fused_kernel, scales.numel(), flat, *args, num_warps=warps, **scheme)
         return
     fill_norms(flat, bucket_size, norm, None if clip is None else limits, scales)
     scheme["PREPARE"] = quantize.prepare
@@ -102,24 +117,11 @@ def pack(
     """
     segments, n = segments_of(packing), flat.numel()
     tile = 2 * WARPS
-    launch(
-        _pack_kernel,
-        -(-n // (tile * segments.coordinates)),
-        flat,
-        flat,
-        words,
-        n,
-        bucket_size,
-        -(-n // bucket_size),
-        magic(bucket_size),
-        packing.words(n) // 16,
-        signed(key),
-        state,
-        SEGMENTS=tile,
-        BUCKETS=segments.buckets(bucket_size),
-        **segments.constants,
-        **scheme,
-    )
+    buckets = bucket_size, -(-n // bucket_size), magic(bucket_size)
+    args = flat, words, n, *buckets, packing.words(n) // 16, signed(key), state
+    constants = {"SEGMENTS": tile, "BUCKETS": segments.buckets(bucket_size), "LAYOUT": segments}
+    programs = -(-n // (tile * segments.coordinates))
+    launch(_pack_kernel, programs, flat, *args, **constants, **scheme)
 
 
 @kernel
@@ -135,49 +137,42 @@ def _pack_kernel(
     state,
     SEGMENTS: tl.constexpr,
     BUCKETS: tl.constexpr,
-    FIXED: tl.constexpr,
-    ROWS: tl.constexpr,
-    DIGITS: tl.constexpr,
-    BASE: tl.constexpr,
-    WIDTH: tl.constexpr,
+    LAYOUT: tl.constexpr,
     PREPARE: tl.constexpr,
     CODE: tl.constexpr,
     RULE: tl.constexpr,
     OPTIONS: tl.constexpr,
 ):
     """Pack a tile of segments in each program."""
+    # Assigning a tuple would turn its constants into tensors.
+    _pack_segments(
+        Tensor(x, n, bucket_size, magic),
+        words,
+        lane_words,
+        Scheme(PREPARE, CODE, RULE, state, OPTIONS, buckets, stream),
+        SEGMENTS,
+        BUCKETS,
+        LAYOUT,
+    )
+
+
+@triton.jit
+def _pack_segments(
+    tensor,
+    words,
+    lane_words,
+    scheme,
+    SEGMENTS: tl.constexpr,
+    BUCKETS: tl.constexpr,
+    LAYOUT: tl.constexpr,
+):
     thread = tl.arange(0, 16 * SEGMENTS)
     segment = tl.program_id(0).to(tl.int64) * SEGMENTS + thread // 16
-    bucket, within = bucket_under(segment, bucket_size, 16 * ROWS * DIGITS)
-    of_first = _about(bucket, within, buckets, stream, state, PREPARE, OPTIONS)
-    of_next = _about(bucket + 1, within - bucket_size, buckets, stream, state, PREPARE, OPTIONS)
-    _pack_tile(
-        x,
-        words,
-        segment,
-        thread % 16,
-        n,
-        bucket,
-        within,
-        of_first,
-        of_next,
-        bucket_size,
-        buckets,
-        magic,
-        lane_words,
-        stream,
-        state,
-        BUCKETS,
-        FIXED,
-        ROWS,
-        DIGITS,
-        BASE,
-        WIDTH,
-        PREPARE,
-        CODE,
-        RULE,
-        OPTIONS,
-    )
+    bucket, within = bucket_under(segment, tensor.bucket_size, LAYOUT.coordinates)
+    of_first = _about(bucket, within, scheme)
+    of_next = _about(bucket + 1, within - tensor.bucket_size, scheme)
+    tile = Tile(segment, thread % 16, bucket, within, of_first, of_next)
+    _pack_tile(tensor, tile, words, lane_words, scheme, BUCKETS, LAYOUT)
 
 
 @kernel
@@ -191,11 +186,7 @@ def _fused_kernel(
     state,
     SEGMENTS: tl.constexpr,
     LINF: tl.constexpr,
-    FIXED: tl.constexpr,
-    ROWS: tl.constexpr,
-    DIGITS: tl.constexpr,
-    BASE: tl.constexpr,
-    WIDTH: tl.constexpr,
+    LAYOUT: tl.constexpr,
     CODE: tl.constexpr,
     RULE: tl.constexpr,
     OPTIONS: tl.constexpr,
@@ -209,38 +200,23 @@ def _fused_kernel(
     inverse, usable = quantize.of_scale(norm)
     about = (inverse, usable, limit)
     low, high = bucket_key(stream, bucket)
+    tensor = Tensor(x, n, bucket_size, bucket)
     thread = tl.arange(0, 16 * SEGMENTS)
     for first in range(0, bucket_size, SEGMENTS * 512):
         within = first + (thread // 16).to(tl.int64) * 512
         # A tile may reach beyond its bucket: those segments belong to no tensor.
         segment = tl.where(within < bucket_size, (bucket * bucket_size + within) // 512, 1 << 50)
-        of_bucket = (within.to(tl.uint32) * COUNTER + low, high, about)
+        own = (within.to(tl.uint32) * COUNTER + low, high, about)
+        tile = Tile(segment, thread % 16, bucket, within, own, own)
         _pack_tile(
-            x,
+            tensor,
+            tile,
             words,
-            segment,
-            thread % 16,
-            n,
-            bucket,
-            within,
-            of_bucket,
-            of_bucket,
-            bucket_size,
-            bucket,
-            bucket,
             lane_words,
-            stream,
-            state,
+            # Nothing reads PREPARE, the number of buckets, and magic: segments lie in one bucket.
+            Scheme(CODE, CODE, RULE, state, OPTIONS, bucket, stream),
             ALIGNED,
-            FIXED,
-            ROWS,
-            DIGITS,
-            BASE,
-            WIDTH,
-            CODE,
-            CODE,
-            RULE,
-            OPTIONS,
+            LAYOUT,
         )
 
 
@@ -251,80 +227,34 @@ def nothing(bucket, there, state, OPTIONS: tl.constexpr):
 
 
 @triton.jit
-def _about(bucket, within, buckets, stream, state, PREPARE: tl.constexpr, OPTIONS: tl.constexpr):
+def _about(bucket, within, scheme):
     """Return the counter (uint32) of the coordinate ``-within`` places behind the buckets' first
     one, the high key, and the tuple of PREPARE.
     """
-    low, high = bucket_key(stream, bucket)
-    about = PREPARE(bucket, bucket < buckets, state, OPTIONS)
+    low, high = bucket_key(scheme.stream, bucket)
+    about = scheme.prepare(bucket, bucket < scheme.buckets, scheme.state, scheme.options)
     return within.to(tl.uint32) * COUNTER + low, high, about
 
 
 @triton.jit
 def _pack_tile(
-    x,
-    words,
-    segment,
-    lane,
-    n,
-    bucket,
-    within,
-    of_first,
-    of_next,
-    bucket_size,
-    buckets,
-    magic,
-    lane_words,
-    stream,
-    state,
-    BUCKETS: tl.constexpr,
-    FIXED: tl.constexpr,
-    ROWS: tl.constexpr,
-    DIGITS: tl.constexpr,
-    BASE: tl.constexpr,
-    WIDTH: tl.constexpr,
-    PREPARE: tl.constexpr,
-    CODE: tl.constexpr,
-    RULE: tl.constexpr,
-    OPTIONS: tl.constexpr,
+    tensor, tile, words, lane_words, scheme, BUCKETS: tl.constexpr, LAYOUT: tl.constexpr
 ):
-    """Return the words of lanes (int32) of segments (int64), row by row: a lane's bits are gathered
-    in 64 bits, whose lower word is written out when it is full.
+    """Store the words of lanes (int32) of segments, row by row: a lane's bits are gathered in 64
+    bits, whose lower word is written out when it is full.
     """
+    ROWS: tl.constexpr = LAYOUT.rows
+    WIDTH: tl.constexpr = LAYOUT.width
     WORDS: tl.constexpr = ROWS * WIDTH // 32
-    left = coordinates_left(segment, n, 16 * ROWS * DIGITS)
-    own_words = words_left(segment, lane_words, WORDS)
-    target = words + segment * (WORDS * 16) + lane
-    bits = tl.zeros(segment.shape, tl.uint64)
-    if FIXED:
+    left = coordinates_left(tile.segment, tensor.n, LAYOUT.coordinates)
+    own_words = words_left(tile.segment, lane_words, WORDS)
+    target = words + tile.segment * (WORDS * 16) + tile.lane
+    bits = tl.zeros(tile.segment.shape, tl.uint64)
+    if LAYOUT.fixed:
         # Stores come last: loads could not pass them.
         full = ()
         for k in tl.static_range(ROWS):
-            unit = _unit(
-                k,
-                x,
-                segment,
-                left,
-                lane,
-                bucket,
-                within,
-                of_first,
-                of_next,
-                bucket_size,
-                buckets,
-                magic,
-                stream,
-                state,
-                BUCKETS,
-                FIXED,
-                ROWS,
-                DIGITS,
-                BASE,
-                PREPARE,
-                CODE,
-                RULE,
-                OPTIONS,
-            )
+            unit = _unit(k, left, tensor, tile, scheme, BUCKETS, LAYOUT)
             bits = bits | (unit.to(tl.uint64) << (k * WIDTH % 32))
             if k * WIDTH % 32 + WIDTH >= 32:
                 full = full + (bits,)
@@ -334,31 +264,7 @@ def _pack_tile(
             tl.store(target + word * 16, value, mask=word < own_words)
     else:
         for k in range(ROWS):
-            unit = _unit(
-                k,
-                x,
-                segment,
-                left,
-                lane,
-                bucket,
-                within,
-                of_first,
-                of_next,
-                bucket_size,
-                buckets,
-                magic,
-                stream,
-                state,
-                BUCKETS,
-                FIXED,
-                ROWS,
-                DIGITS,
-                BASE,
-                PREPARE,
-                CODE,
-                RULE,
-                OPTIONS,
-            )
+            unit = _unit(k, left, tensor, tile, scheme, BUCKETS, LAYOUT)
             word, shift = k * WIDTH // 32, k * WIDTH % 32
             bits = bits | (unit.to(tl.uint64) << shift)
             value = bits.to(tl.uint32).to(tl.int32, bitcast=True)
@@ -368,57 +274,27 @@ def _pack_tile(
 
 
 @triton.jit
-def _unit(
-    k,
-    x,
-    segment,
-    left,
-    lane,
-    bucket,
-    within,
-    of_first,
-    of_next,
-    bucket_size,
-    buckets,
-    magic,
-    stream,
-    state,
-    BUCKETS: tl.constexpr,
-    FIXED: tl.constexpr,
-    ROWS: tl.constexpr,
-    DIGITS: tl.constexpr,
-    BASE: tl.constexpr,
-    PREPARE: tl.constexpr,
-    CODE: tl.constexpr,
-    RULE: tl.constexpr,
-    OPTIONS: tl.constexpr,
-):
+def _unit(k, left, tensor, tile, scheme, BUCKETS: tl.constexpr, LAYOUT: tl.constexpr):
     """Build the unit of row k from its last digit to its first; missing coordinates are 0."""
-    unit = tl.zeros(segment.shape, tl.uint32)
+    DIGITS: tl.constexpr = LAYOUT.digits
+    unit = tl.zeros(tile.segment.shape, tl.uint32)
     for digit in tl.static_range(DIGITS):
-        place, i, there = coordinate(
-            k, DIGITS - 1 - digit, segment, left, lane, FIXED, ROWS, DIGITS
-        )
-        v = tl.load(x + i, mask=there, other=0.0)
+        place, i, there = coordinate(k, DIGITS - 1 - digit, tile.segment, left, tile.lane, LAYOUT)
+        v = tl.load(tensor.x + i, mask=there, other=0.0)
         if BUCKETS == ALIGNED:
-            of_own = of_first
+            own = tile.of_first
         else:
-            over = crossed(place, within, bucket_size, magic, BUCKETS)
+            over = crossed(place, tile.within, tensor.bucket_size, tensor.magic, BUCKETS)
             if BUCKETS == LONG:
-                of_own = _chosen(over > 0, of_next, of_first)
+                own = _chosen(over > 0, tile.of_next, tile.of_first)
             else:
-                of_own = _about(
-                    bucket + over,
-                    within - over * bucket_size,
-                    buckets,
-                    stream,
-                    state,
-                    PREPARE,
-                    OPTIONS,
-                )
-        counter = place.to(tl.uint32) * COUNTER + of_own[0]
-        code = CODE(v, counter, of_own[1], of_own[2], state, i, there, RULE, OPTIONS)
-        unit = unit * BASE + tl.where(there, code, 0)
+                within = tile.within - over * tensor.bucket_size
+                own = _about(tile.bucket + over, within, scheme)
+        counter = place.to(tl.uint32) * COUNTER + own[0]
+        code = scheme.code(
+            v, counter, own[1], own[2], scheme.state, i, there, scheme.rule, scheme.options
+        )
+        unit = unit * LAYOUT.base + tl.where(there, code, 0)
     return unit
 
 

@@ -56,11 +56,6 @@ def launch(
         )
 
 
-def signed(key: int) -> int:
-    """Convert a 64-bit key to the signed form that kernels need."""
-    return key - (1 << 64) if key >= 1 << 63 else key
-
-
 @functools.lru_cache(maxsize=8)
 def multiprocessors(device: torch.device) -> int:
     """Return the multiprocessors of a GPU; 1 for other devices."""

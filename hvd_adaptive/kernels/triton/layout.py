@@ -11,6 +11,7 @@ from __future__ import annotations
 import functools
 import math
 from dataclasses import dataclass
+from typing import Any, NamedTuple
 
 import triton
 import triton.language as tl
@@ -25,10 +26,19 @@ _LEAST_ROWS = 8
 ALIGNED, LONG, SHORT = tl.constexpr(0), tl.constexpr(1), tl.constexpr(2)
 
 
+class Tensor(NamedTuple):
+    """Hold a pointer to ``n`` coordinates, and the result of ``magic`` for their buckets."""
+
+    x: Any
+    n: Any
+    bucket_size: Any
+    magic: Any
+
+
 @dataclass(frozen=True)
 class Segments:
-    """Hold the constants of a packing: see above. fixed: packed as in kernels/fixed.py, whose last
-    block has shorter quarters.
+    """Hold the constants of a packing, LAYOUT in kernels. fixed: packed as in kernels/fixed.py,
+    whose last block has shorter quarters.
     """
 
     fixed: bool
@@ -40,17 +50,6 @@ class Segments:
     @property
     def coordinates(self) -> int:
         return 16 * self.rows * self.digits
-
-    @property
-    def constants(self) -> dict[str, int]:
-        """Return the constants as keywords of the kernels."""
-        return {
-            "FIXED": self.fixed,
-            "ROWS": self.rows,
-            "DIGITS": self.digits,
-            "BASE": self.base,
-            "WIDTH": self.width,
-        }
 
     def buckets(self, bucket_size: int) -> int:
         """Return how buckets of this size lie on the segments."""
@@ -84,28 +83,19 @@ def coordinates_left(segment, n, SIZE: tl.constexpr):
 
 
 @triton.jit
-def coordinate(
-    k,
-    digit,
-    segment,
-    left,
-    lane,
-    FIXED: tl.constexpr,
-    ROWS: tl.constexpr,
-    DIGITS: tl.constexpr,
-):
+def coordinate(k, digit, segment, left, lane, LAYOUT: tl.constexpr):
     """Return the place of a digit of row k in the segment (int32) and in the tensor (int64), and
     whether it exists.
     """
-    if FIXED:
+    if LAYOUT.fixed:
         quarter = ((left + 63) // 64) * 16
         place = digit * quarter + lane
         there = k * 16 < tl.minimum(quarter, left - place)
         place += k * 16
     else:
-        place = (k * DIGITS + digit) * 16 + lane
+        place = (k * LAYOUT.digits + digit) * 16 + lane
         there = place < left
-    return place, segment * (16 * ROWS * DIGITS) + place, there
+    return place, segment * LAYOUT.coordinates + place, there
 
 
 @triton.jit

@@ -24,31 +24,18 @@ _TOLERANCE = tl.constexpr(TOLERANCE)
 def orq_levels(
     flat: torch.Tensor, bucket_size: int, levels: int, clip: float | None, sweeps: int
 ) -> torch.Tensor:
-    """See reference.levels.orq_levels."""
     flat = flat if clip is None else clipped(flat, bucket_size, clip)
     ordered, norms = _ordered(flat, bucket_size), bucket_norms(flat, bucket_size, "linf")
     out = flat.new_empty(norms.numel(), levels)
-    launch(
-        _orq_kernel,
-        norms.numel(),
-        flat,
-        ordered,
-        norms,
-        out,
-        flat.numel(),
-        bucket_size,
-        levels,
-        sweeps,
-        ROOM=max(32, triton.next_power_of_2(levels)),
-        num_warps=1,
-    )
+    args, room = (flat.numel(), bucket_size, levels, sweeps), triton.next_power_of_2(levels)
+    constants = {"ROOM": max(32, room), "num_warps": 1}
+    launch(_orq_kernel, norms.numel(), flat, ordered, norms, out, *args, **constants)
     return out
 
 
 def quantile_levels(
     flat: torch.Tensor, bucket_size: int, levels: int, clip: float | None
 ) -> torch.Tensor:
-    """See reference.levels.quantile_levels."""
     flat = flat if clip is None else clipped(flat, bucket_size, clip)
     rows = _ordered(flat, bucket_size).view(-1, bucket_size)
     norms = bucket_norms(flat, bucket_size, "linf").unsqueeze(1)
@@ -65,19 +52,16 @@ def quantile_levels(
 
 
 def mean_magnitudes(flat: torch.Tensor, bucket_size: int, clip: float | None) -> torch.Tensor:
-    """See reference.levels.mean_magnitudes."""
     return _solved(_mean_kernel, flat, bucket_size, clip, 1)
 
 
 def symmetric_levels(flat: torch.Tensor, bucket_size: int, clip: float | None) -> torch.Tensor:
-    """See reference.levels.symmetric_levels."""
     return _solved(_symmetric_kernel, flat, bucket_size, clip, 1)
 
 
 def conditional_means(
     flat: torch.Tensor, bucket_size: int, clip: float | None, iterate: bool
 ) -> torch.Tensor:
-    """See reference.levels.conditional_means."""
     passes = MOST_PASSES if iterate else 1
     return _solved(_conditional_kernel, flat, bucket_size, clip, 3, PASSES=passes)
 
@@ -172,7 +156,6 @@ def _mean_kernel(x, out, n: tl.int64, bucket_size: tl.int64):
 
 @kernel
 def _symmetric_kernel(x, out, n: tl.int64, bucket_size: tl.int64):
-    """See reference.levels.symmetric_level."""
     bucket, begin, size = _own_bucket(n, bucket_size)
     norm = norm_of(x, begin, size, 0.0, True, False)
     wide = size.to(tl.float64)
@@ -208,7 +191,6 @@ def _symmetric_kernel(x, out, n: tl.int64, bucket_size: tl.int64):
 
 @kernel
 def _conditional_kernel(x, out, n: tl.int64, bucket_size: tl.int64, PASSES: tl.constexpr):
-    """See reference.levels.conditional_means."""
     bucket, begin, size = _own_bucket(n, bucket_size)
     norm = norm_of(x, begin, size, 0.0, True, False)
     wide = size.to(tl.float64)

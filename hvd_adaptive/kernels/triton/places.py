@@ -8,7 +8,8 @@ import torch
 import triton
 import triton.language as tl
 
-from hvd_adaptive.kernels.triton.launch import launch, signed
+from hvd_adaptive.kernels.random import signed
+from hvd_adaptive.kernels.triton.launch import launch
 from hvd_adaptive.kernels.triton.layout import ALIGNED, LONG, SHORT, bucket_under, crossed, magic
 from hvd_adaptive.kernels.triton.random import COUNTER, bucket_key, integer24
 
@@ -20,19 +21,9 @@ def for_each(
 ) -> None:
     """Launch ``action(n, bucket_size, magic, stream, *args, TILE, BUCKETS, **constants)`` on tiles
     of ``n`` coordinates on the device of ``on``."""
-    launch(
-        action,
-        -(-n // _TILE),
-        on,
-        n,
-        bucket_size,
-        magic(bucket_size),
-        signed(key),
-        *args,
-        TILE=_TILE,
-        BUCKETS=buckets_on(bucket_size, _TILE),
-        **constants,
-    )
+    args = n, bucket_size, magic(bucket_size), signed(key), *args
+    constants |= {"TILE": _TILE, "BUCKETS": buckets_on(bucket_size, _TILE)}
+    launch(action, -(-n // _TILE), on, *args, **constants)
 
 
 def buckets_on(bucket_size: int, tile: int) -> int:

@@ -8,7 +8,8 @@ import triton.language as tl
 
 from hvd_adaptive.kernels import hadamard
 from hvd_adaptive.kernels.eden import APART, SPAN, block_order
-from hvd_adaptive.kernels.triton.launch import kernel, launch, signed
+from hvd_adaptive.kernels.random import signed
+from hvd_adaptive.kernels.triton.launch import kernel, launch
 from hvd_adaptive.kernels.triton.random import COUNTER, bucket_key, mixed
 
 _APART, _SPAN = tl.constexpr(APART), tl.constexpr(SPAN)
@@ -46,7 +47,7 @@ def rotate_back(y: torch.Tensor, numbers: torch.Tensor, stream: int, factor: flo
     length = y.shape[1]
     m = block_order(length)
     if m == length and m <= LARGEST:
-        _transform(y, numbers, stream, factor, after=True)
+        _transform(y, numbers, stream, factor, before=False)
         return
     if m == length:
         y.copy_(hadamard.transform(y, m))
@@ -58,31 +59,14 @@ def rotate_back(y: torch.Tensor, numbers: torch.Tensor, stream: int, factor: flo
 
 
 def _transform(
-    y: torch.Tensor,
-    numbers: torch.Tensor,
-    stream: int,
-    factor: float,
-    *,
-    before: bool = False,
-    after: bool = False,
+    y: torch.Tensor, numbers: torch.Tensor, stream: int, factor: float, before: bool
 ) -> None:
+    """Transform y, with signs before it, or after it."""
     rows, order = y.shape
     each, warps = tile_of(order)
-    launch(
-        _transform_kernel,
-        -(-rows // each),
-        y,
-        y,
-        numbers,
-        rows,
-        signed(stream),
-        factor,
-        EACH=each,
-        ORDER=order,
-        BEFORE=before,
-        AFTER=after,
-        num_warps=warps,
-    )
+    args = y, numbers, rows, signed(stream), factor
+    constants = {"EACH": each, "ORDER": order, "BEFORE": before, "num_warps": warps}
+    launch(_transform_kernel, -(-rows // each), y, *args, **constants)
 
 
 def _flip(y: torch.Tensor, numbers: torch.Tensor, stream: int) -> None:
@@ -110,7 +94,6 @@ def _transform_kernel(
     EACH: tl.constexpr,
     ORDER: tl.constexpr,
     BEFORE: tl.constexpr,
-    AFTER: tl.constexpr,
 ):
     """Transform EACH rows of ORDER in each program, with signs before or after."""
     first = tl.program_id(0).to(tl.int64) * EACH
@@ -123,7 +106,7 @@ def _transform_kernel(
     if BEFORE:
         v = _signed(v, stream, bucket, place)
     v = butterflies(v, EACH * ORDER, ORDER)
-    if AFTER:
+    if not BEFORE:
         v = _signed(v, stream, bucket, place)
     tl.store(y + i, v * tl.cast(factor, tl.float32), mask=there)
 

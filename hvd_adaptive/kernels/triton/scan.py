@@ -31,21 +31,10 @@ def fill_norms(
     """Fill ``norms`` (float32, (buckets,)) with reference.bucket_norms of ``flat``, within the
     buckets' limits of magnitude (float32) if there are any.
     """
-    n = flat.numel()
-    launch(
-        _norms_kernel,
-        -(-norms.numel() // WARPS),
-        flat,
-        flat,
-        norms,
-        norms if limits is None else limits,
-        n,
-        bucket_size,
-        norms.numel(),
-        BUCKETS=WARPS,
-        LINF=norm == "linf",
-        CLIP=limits is not None,
-    )
+    some, count = norms if limits is None else limits, norms.numel()
+    args = flat, norms, some, flat.numel(), bucket_size, count
+    constants = {"BUCKETS": WARPS, "LINF": norm == "linf", "CLIP": limits is not None}
+    launch(_norms_kernel, -(-count // WARPS), flat, *args, **constants)
 
 
 def clip_limits(flat: torch.Tensor, bucket_size: int, clip: float) -> torch.Tensor:
@@ -73,18 +62,8 @@ def counts(bucket: torch.Tensor, scale: float) -> torch.Tensor:
     """See reference.tables.counts."""
     n, found = bucket.numel(), bucket.new_zeros(BINS + 2, dtype=torch.int64)
     inverse = float(np.float32(1) / np.float32(scale))
-    launch(
-        _histogram_kernel,
-        -(-n // _TILE),
-        bucket,
-        bucket,
-        inverse,
-        found,
-        n,
-        TILE=_TILE,
-        BINS=BINS,
-        COARSE=COARSE_BINS,
-    )
+    constants = {"TILE": _TILE, "BINS": BINS, "COARSE": COARSE_BINS}
+    launch(_histogram_kernel, -(-n // _TILE), bucket, bucket, inverse, found, n, **constants)
     return found
 
 

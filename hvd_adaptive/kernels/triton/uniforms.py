@@ -10,7 +10,6 @@ from hvd_adaptive.kernels.triton.places import for_each, own_integer, own_place
 
 
 def uniforms(coordinates: int, bucket_size: int, key: int, device: torch.device) -> torch.Tensor:
-    """See reference.uniforms.uniforms."""
     out = torch.empty(coordinates, dtype=torch.float32, device=device)
     for_each(_uniforms_kernel, out, coordinates, bucket_size, key, out)
     return out

@@ -23,7 +23,7 @@ FUNCTIONS = {
     "onebit": ("encode",),
     "natural": ("encode", "decode_add"),
     "qcs": ("encode", "decode_add"),
-    "sparse": ("encode_body", "add_bodies"),
+    "sparse": ("encode", "add"),
     "eden": ("encode", "decode_add"),
     "ecdq": ("bucket_steps", "quantize", "add"),
     "dithered": ("encode_body", "add_bodies"),

@@ -40,22 +40,20 @@ def probe(
     magic: tl.int64,
     lane_words: tl.int64,
     BUCKETS: tl.constexpr,
-    FIXED: tl.constexpr,
-    ROWS: tl.constexpr,
-    DIGITS: tl.constexpr,
-    BASE: tl.constexpr,
-    WIDTH: tl.constexpr,
+    LAYOUT: tl.constexpr,
 ):
     """Of two segments from ``first`` on: the bucket and the place in it of each coordinate (-1 if
     it is not there), under [digit of row k, segment and lane], and the words of each lane."""
+    ROWS: tl.constexpr = LAYOUT.rows
+    DIGITS: tl.constexpr = LAYOUT.digits
     thread = tl.arange(0, 32)
     segment = first.to(tl.int64) + thread // 16
-    bucket, within = bucket_under(segment, bucket_size, 16 * ROWS * DIGITS)
-    left = coordinates_left(segment, n, 16 * ROWS * DIGITS)
-    tl.store(words + thread, words_left(segment, lane_words, ROWS * WIDTH // 32))
+    bucket, within = bucket_under(segment, bucket_size, LAYOUT.coordinates)
+    left = coordinates_left(segment, n, LAYOUT.coordinates)
+    tl.store(words + thread, words_left(segment, lane_words, ROWS * LAYOUT.width // 32))
     for k in tl.static_range(ROWS):
         for digit in tl.static_range(DIGITS):
-            place, i, there = coordinate(k, digit, segment, left, thread % 16, FIXED, ROWS, DIGITS)
+            place, i, there = coordinate(k, digit, segment, left, thread % 16, LAYOUT)
             over = crossed(place, within, bucket_size, magic, BUCKETS)
             at = out + ((k * DIGITS + digit) * 32 + thread) * 3
             tl.store(at, tl.where(there, i, -1))
@@ -69,7 +67,7 @@ def probed(alphabet: int, first: int, n: int, bucket: int) -> tuple[np.ndarray, 
     out = torch.zeros(segments.rows, segments.digits, 2, 16, 3, dtype=torch.int64, device=DEVICE)
     words = torch.zeros(2, 16, dtype=torch.int32, device=DEVICE)
     place = first, n, bucket, magic(bucket), packing.words(n) // 16
-    constants = segments.constants | {"BUCKETS": segments.buckets(bucket), "num_warps": 1}
+    constants = {"LAYOUT": segments, "BUCKETS": segments.buckets(bucket), "num_warps": 1}
     launch(probe, 1, out, out, words, *place, **constants)
     return out.cpu().numpy(), words.cpu().numpy()
 

@@ -10,22 +10,23 @@ from hypothesis import given
 from hypothesis import strategies as st
 from kernel_cases import KINDS, heavy, ordinary, same_bits, vector
 
+from hvd_adaptive.kernels.dithered import Stretch
 from hvd_adaptive.kernels.numba import ecdq as cpu_ecdq
+from hvd_adaptive.kernels.numba import escapes
 from hvd_adaptive.kernels.reference import ecdq as reference_ecdq
 
 MODULES = (reference_ecdq, cpu_ecdq)
 DELTAS = (1 / 256, 0.3, 1.5, 16.0)
 
 
-def split(module, flat, steps, bucket, key, begin, end, classes, most):
+def split(module, flat, where: Stretch, classes, most):
     """Runs and the escapes' bytes, from either module."""
     if module is reference_ecdq:
-        q = module.quantize(flat, steps, bucket, key)
-        return module.split(q, steps, bucket, key, begin, end, classes, most)
+        return module.split(module.quantize(flat, *where[:3]), where, classes, most)
     dtype = np.uint8 if most < 127 else np.uint16
-    splitter = module.Splitter(end - begin, classes, most, dtype)
-    runs, escaped = splitter(flat, steps, bucket, key, begin, end)
-    return runs, module.put_numbers(escaped, most).tobytes()
+    splitter = module.Splitter(where.end - where.begin, classes, most, dtype)
+    runs, escaped = splitter(flat, where)
+    return runs, escapes.put_numbers(escaped, most).tobytes()
 
 
 def compare(flat: torch.Tensor, bucket: int, delta: float, classes: int, most: int, key: int):
@@ -40,21 +41,20 @@ def compare(flat: torch.Tensor, bucket: int, delta: float, classes: int, most: i
     for module, out in zip(MODULES, results[:2], strict=True):
         module.add(q[0], steps, bucket, key, out)
     for begin in range(0, n, 700):
-        end = min(n, begin + 700)
-        parts = [split(m, flat, steps, bucket, key, begin, end, classes, most) for m in MODULES]
+        where = Stretch(steps, bucket, key, begin, min(n, begin + 700))
+        parts = [split(m, flat, where, classes, most) for m in MODULES]
         assert parts[0][1] == parts[1][1], what
         for run, same in zip(parts[0][0], parts[1][0], strict=True):
             np.testing.assert_array_equal(run, same, what)
-        where = (steps, bucket, key, begin, end)
-        counts = [module.counts(*where, classes) for module in MODULES]
+        counts = [module.counts(where, classes) for module in MODULES]
         assert list(counts[0]) == list(counts[1]) == [run.size for run in parts[0][0]], what
-        joined = reference_ecdq.joined(*parts[0], *where, most)
-        assert torch.equal(joined, q[0][begin:end]), what
+        joined = reference_ecdq.joined(*parts[0], where, most)
+        assert torch.equal(joined, q[0][begin : where.end]), what
         runs = np.zeros((classes, max(counts[0])), np.uint8 if most < 127 else np.uint16)
         for row, run in zip(runs, parts[1][0], strict=True):
             row[: run.size] = run
-        escaped = cpu_ecdq.numbers(np.frombuffer(parts[1][1], np.uint8), most)
-        assert cpu_ecdq.add_runs(runs, escaped, *where, most, results[2]), what
+        escaped = escapes.numbers(np.frombuffer(parts[1][1], np.uint8), most)
+        assert cpu_ecdq.add_runs(runs, escaped, where, most, results[2]), what
     assert same_bits(*results[:2]) and same_bits(*results[1:]), what
 
 
@@ -97,7 +97,7 @@ def test_integers_and_values_are_as_told():
     out = torch.zeros(1300)
     cpu_ecdq.add(q, steps, bucket, key, out)
     np.testing.assert_allclose(out.double().numpy(), step * (signed - u), rtol=0, atol=1e-6)
-    runs, _ = split(cpu_ecdq, flat, steps, bucket, key, 0, 1300, 4, 5)
+    runs, _ = split(cpu_ecdq, flat, Stretch(steps, bucket, key, 0, 1300), 4, 5)
     quarter = (k % 2**23) // 2**21
     for c in range(4):
         np.testing.assert_array_equal(runs[c], np.minimum(q.numpy()[quarter == c] + 5, 11))
@@ -107,27 +107,28 @@ def test_integers_and_values_are_as_told():
 def test_escaped_integers_survive(sizes, most, data):
     signs = data.draw(st.lists(st.sampled_from((-1, 1)), min_size=len(sizes), max_size=len(sizes)))
     values = np.array([s * (n + most + 1) for s, n in zip(signs, sizes, strict=True)], np.int32)
-    packed = cpu_ecdq.put_numbers(values, most)
-    np.testing.assert_array_equal(cpu_ecdq.numbers(packed, most), values)
+    packed = escapes.put_numbers(values, most)
+    np.testing.assert_array_equal(escapes.numbers(packed, most), values)
     # 7 bits to a byte, the sign among them.
     assert packed.size == sum(max(1, -(-(2 * n + 1).bit_length() // 7)) for n in sizes)
 
 
 @given(st.binary(max_size=12), st.integers(1, 511))
 def test_any_bytes_are_read_alike_or_refused(data, most):
-    found = cpu_ecdq.numbers(np.frombuffer(data, np.uint8), most)
+    found = escapes.numbers(np.frombuffer(data, np.uint8), most)
     told = reference_ecdq._numbers(data, most)
     assert (found is None) == (told is None)
     if found is not None:
         assert found.tolist() == told and all(most < abs(q) <= 2**30 + most for q in told)
-        assert cpu_ecdq.put_numbers(found, most).tobytes() == data  # one way alone to write them
+        assert escapes.put_numbers(found, most).tobytes() == data  # one way alone to write them
 
 
 def test_escapes_that_do_not_fit_are_refused():
     flat = vector(heavy, 600)
     steps = cpu_ecdq.bucket_steps(flat, 600, 0.5)
-    runs, escaped = cpu_ecdq.Splitter(600, 1, 1, np.uint8)(flat, steps, 600, 3, 0, 600)
+    where = Stretch(steps, 600, 3, 0, 600)
+    runs, escaped = cpu_ecdq.Splitter(600, 1, 1, np.uint8)(flat, where)
     assert escaped.size > 5
     for wrong in (escaped[:-1], np.append(escaped, 7).astype(np.int32), escaped[:0]):
         out = torch.zeros(600)
-        assert not cpu_ecdq.add_runs(np.array(runs), wrong, steps, 600, 3, 0, 600, 1, out)
+        assert not cpu_ecdq.add_runs(np.array(runs), wrong, where, 1, out)

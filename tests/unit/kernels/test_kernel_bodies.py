@@ -13,7 +13,7 @@ from kernel_cases import heavy, ordinary, vector, with_nan, zeros
 
 from hvd_adaptive.base.errors import PayloadError
 from hvd_adaptive.codec.dithered_code import gaussian_code
-from hvd_adaptive.kernels import module
+from hvd_adaptive.kernels import module, sparse
 from hvd_adaptive.kernels.dithered import CODED, most_bytes
 from hvd_adaptive.kernels.packing import Packing, packing_of
 from hvd_adaptive.kernels.rice import most_words
@@ -59,12 +59,11 @@ class Sparse:
     def encode(self, backend: str, flat: torch.Tensor, bucket: int) -> torch.Tensor:
         room = torch.zeros(8 * flat.numel() + 4 * most_words(flat.numel(), 3) + 8)
         room = room.to(torch.uint8)
-        return room[
-            : module(backend, "sparse").encode_body(flat, bucket, 0.1, 3, KEY, room.zero_())
-        ]
+        kernels = module(backend, "sparse")
+        return room[: sparse.encode_body(kernels, flat, bucket, 0.1, 3, KEY, room.zero_())]
 
     def add(self, backend: str, bodies: list, bucket: int, out: torch.Tensor) -> None:
-        assert module(backend, "sparse").add_bodies(bodies, bucket, 3, out) is None
+        assert sparse.add_bodies(module(backend, "sparse"), bodies, bucket, 3, out) is None
 
 
 KINDS = {

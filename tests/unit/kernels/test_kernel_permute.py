@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 
-from hvd_adaptive.kernels.numba import permute, quantize
+from hvd_adaptive.kernels.numba import permute, random
 from hvd_adaptive.kernels.numba import tables as cpu
 from hvd_adaptive.kernels.reference import tables as reference
 from hvd_adaptive.kernels.tables import kernel_table
@@ -103,17 +103,14 @@ def test_codes_are_those_of_comparisons(depth, entries):
 
     @numba.njit
     def codes_of(x, counters, part, tree):
-        key = np.uint32(77), np.uint32(99)
-        first, last = np.uint32(count), np.uint32(2 * count)
-        inverse, literal = np.float32(0.4), numba.literally(depth)
-        return permute.permuted(
-            x, counters, part, inverse, key[0], key[1], tree, first, last, literal
-        )
+        at = np.float32(0.4), np.uint32(77), np.uint32(99), np.uint32(2 * count)
+        first, literal = np.uint32(count), numba.literally(depth)
+        return permute.permuted(x, counters, part, at, tree, first, literal)
 
     @numba.njit
     def uniforms(counters, u):
         for i in range(u.size):
-            u[i] = quantize.uniform24(np.uint32(counters[i] + np.uint32(77)), np.uint32(99))
+            u[i] = random.uniform24(np.uint32(counters[i] + np.uint32(77)), np.uint32(99))
 
     found, u = np.zeros(x.size, np.uint32), np.zeros(x.size, np.float32)
     done = codes_of(x, counters, found, tree)

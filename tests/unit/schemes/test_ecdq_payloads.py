@@ -12,6 +12,7 @@ from kernel_cases import heavy, ordinary, vector
 
 from hvd_adaptive import ECDQ, PayloadError
 from hvd_adaptive.codec.dithered_code import DitheredCode
+from hvd_adaptive.kernels.dithered import Stretch
 from hvd_adaptive.kernels.numba import dithered
 from hvd_adaptive.kernels.reference import ecdq as reference_ecdq
 from hvd_adaptive.kernels.reference import huffman as reference_huffman
@@ -40,9 +41,8 @@ def test_bodies_are_as_told(variance, n):
     ends, segments = [], b""
     for begin in range(0, n, 65536):
         end = min(n, begin + 65536)
-        runs, escapes = reference_ecdq.split(
-            q, steps, bucket, key, begin, end, len(code.books), code.most
-        )
+        where = Stretch(steps, bucket, key, begin, end)
+        runs, escapes = reference_ecdq.split(q, where, len(code.books), code.most)
         out, bits = np.zeros(2 * (end - begin) + 100, np.uint8), 0
         for run, book in zip(runs, code.books, strict=True):
             bits = reference_huffman.encode(run, book, out, bits)
