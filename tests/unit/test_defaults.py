@@ -21,7 +21,7 @@ WITH_DEVICE = WITH_DTYPE | {"tensor", "as_tensor", "asarray", "scalar_tensor", "
 # Commands, which run in processes of their own.
 COMMANDS = ("tools",)
 EVERY = "HVD_ADAPTIVE_EVERY_CASE" in os.environ
-SCHEMES, LINES = 24, 99
+SCHEMES, LINES = 24, 77
 DEFAULTS = ["float16 meta", "float64 cpu"]
 
 
