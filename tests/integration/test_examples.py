@@ -12,7 +12,7 @@ import forked
 import mnist
 import psutil
 import pytest
-from script_runs import ROOT, png_size, run
+from script_runs import MPIRUN, ROOT, png_size, run
 
 from hvd_adaptive.monitor.log import read_logs
 from hvd_adaptive.tools.cli import main
@@ -20,6 +20,7 @@ from hvd_adaptive.tools.cli import main
 pytestmark = [pytest.mark.integration, pytest.mark.parallel, pytest.mark.timeout(330)]
 
 MNIST = ROOT / "examples" / "mnist.py"
+MNIST_ON_TWO_RANKS = [*MPIRUN, sys.executable, str(MNIST), "--no-cuda"]
 COORDINATES = 431_080
 # What an untrained net gets right is about a tenth.
 TRAINED = 0.85
@@ -33,12 +34,13 @@ def read_run(path: Path) -> dict:
 
 def test_training_with_alq(tmp_path: Path) -> None:
     """Two ranks learn, stay equal, send what 3 bits promise, and write it down."""
-    flags = "--no-cuda --compression alq --bits 3 --batch-size 32 --lr 0.01 --momentum 0.9"
-    flags += f" --epochs 1 --update-steps 0 20 40 --json {tmp_path}/results.json"
-    told = forked.run(2, MNIST, [*flags.split(), "--monitor", f"{tmp_path}/log"], {}, tmp_path, 180)
-    assert "parameters equal on 2 ranks" in told
-    assert "Train Step: 60/62" in told  # lines, as the output is no terminal
-    assert "\r" not in told
+    flags = "--compression alq --bits 3 --batch-size 32 --lr 0.01 --momentum 0.9 --epochs 1"
+    flags += " --update-steps 0 20 40 --json results.json --monitor log"
+    done = run([*MNIST_ON_TWO_RANKS, *flags.split()], tmp_path, 180)
+    assert done.returncode == 0, done.stdout
+    assert "parameters equal on 2 ranks" in done.stdout
+    assert "Train Step: 60/62" in done.stdout  # lines, as the output is no terminal
+    assert "\r" not in done.stdout
 
     settings = json.loads((tmp_path / "results.json").read_text())["settings"]
     assert (settings["ranks"], settings["compression"], settings["bits"]) == (2, "alq", 3)
