@@ -34,8 +34,10 @@ def test_elastics_page_has_its_command() -> None:
     assert f"`{shlex.join(elastic_command())}`" in page
 
 
+@pytest.mark.thorough
 def test_elastic_as_documented(tmp_path: Path) -> None:
-    """Until the stop file is seen. (test_examples_on_two_ranks runs it without horovodrun.)"""
+    """Until the stop file is seen. (test_examples_on_two_ranks runs it without horovodrun, and
+    tests/parallel/test_elastic.py starts horovodrun in this way.)"""
     pytest.importorskip("mlxtend")
     command = elastic_command()
     hosts = tmp_path / "hosts.sh"

@@ -22,9 +22,8 @@ from hvd_adaptive import ALQ, ECDQ, QSGD, BinGrad
 from hvd_adaptive.transport.horovod_world import HorovodWorld
 
 SCHEMES = {
-    "alq": lambda: ALQ(bucket_size=256, update_steps=[0, 2]),
+    "alq": lambda: ALQ(bucket_size=256, update_steps=[0, 2], error_feedback=1.0),
     "qsgd": lambda: QSGD(bucket_size=256, exchange="scatter_reduce"),
-    "bingrad": lambda: BinGrad(bucket_size=256, error_feedback=1.0),
     "ecdq": lambda: ECDQ(bits=2.5, bucket_size=256),
 }
 
@@ -71,9 +70,9 @@ def shutdown_and_init() -> None:
     from mpi4py import MPI
 
     assert MPI.Is_initialized()
-    for name, construct in SCHEMES.items():
+    for name in ("alq", "qsgd"):
         hvd.init()
-        compressor = construct()
+        compressor = SCHEMES[name]()
         net, optimizer = make_optimizer(compressor)
         train(net, optimizer, 2)
         if name == "qsgd":  # a backward that is given up; its collectives end in an error
@@ -102,7 +101,7 @@ def shutdown_and_init() -> None:
 
 
 def subsets() -> None:
-    """hvd.init(comm=...): first ranks in reversed order, then halves that train on their own."""
+    """hvd.init(comm=...): first ranks in reversed order, then parts that train on their own."""
     from mpi4py import MPI
 
     world = MPI.COMM_WORLD
@@ -115,7 +114,7 @@ def subsets() -> None:
     hvd.shutdown()
     half = world.Get_rank() % 2
     hvd.init(comm=world.Split(half, key=world.Get_rank()))
-    assert hvd.size() == world.Get_size() // 2
+    assert hvd.size() == len(range(half, world.Get_size(), 2))
     for construct in (SCHEMES["qsgd"], SCHEMES["ecdq"]):
         net, optimizer = make_optimizer(construct())
         train(net, optimizer, 3, rank=world.Get_rank())
@@ -161,7 +160,7 @@ def stalled() -> None:
     net, optimizer = make_optimizer(ALQ(bucket_size=256))
     hvd.barrier()
     if hvd.rank() == 1:
-        time.sleep(4.0)
+        time.sleep(2.5)
     train(net, optimizer, 1)
     check_same_everywhere(net)
     hvd.shutdown()

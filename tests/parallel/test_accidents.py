@@ -21,6 +21,7 @@ def plan(*blows: dict, rank: int = 1) -> dict:
     return {"scheme": "alq", "rank": rank, "blows": blows}
 
 
+@pytest.mark.thorough
 def test_a_rank_is_killed_under_horovodrun():
     end, _ = accidents.kill("gloo", RANKS, plan(accidents.blow("backward", count=5)))
     assert end in ("launcher", "HorovodInternalError")

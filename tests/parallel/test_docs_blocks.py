@@ -25,6 +25,12 @@ SCRIPTS = {
     "train.py": next(b for b in blocks(TUTORIAL) if b.language in PYTHON),
     "train_horovod.py": to_run(TUTORIAL)[0],
 }
+# test_python_blocks runs the script that horovodrun starts, and doctor's test starts horovodrun.
+SHELL_BLOCKS = [
+    pytest.param(b, id=str(b), marks=[pytest.mark.thorough] * b.code.startswith("horovodrun"))
+    for b in ALL
+    if b.language in SHELL and b.reason is None
+]
 
 
 @pytest.mark.parametrize("block", ALL, ids=str)
@@ -69,9 +75,7 @@ def test_python_blocks(tmp_path: Path) -> None:
 
 
 @pytest.mark.timeout(220)
-@pytest.mark.parametrize(
-    "block", [b for b in ALL if b.language in SHELL and b.reason is None], ids=str
-)
+@pytest.mark.parametrize("block", SHELL_BLOCKS)
 def test_shell_blocks(block: Block, tmp_path: Path) -> None:
     """In a folder of their own, with the repository's files in it, and the tutorial's scripts."""
     for name in ("examples", "research", "benchmarks", "slurm", "docs", "tests", "hvd_adaptive"):

@@ -13,7 +13,7 @@ from launch import ROOT, Launcher, run
 SECONDS = 400  # unlike processors compile kernels anew, the first time
 PROGRAM = ROOT / "tests/parallel/lifecycle.py"
 LAUNCHED = [
-    (["shutdown_and_init", "stalled", "ended_in_flight", "subsets"], Launcher(4, "mpirun")),
+    (["shutdown_and_init", "stalled", "ended_in_flight", "subsets"], Launcher(3, "mpirun")),
     # It compiles every kernel twice; tests/golden holds the bits of one processor.
     pytest.param(["unlike_processors"], Launcher(2, "mpirun"), marks=pytest.mark.thorough),
 ]

@@ -45,7 +45,6 @@ SCHEMES = {
     "ecdq-variance": scheme("ecdq-variance0.1"),
 }
 EXCHANGES = {
-    "allgather": {},
     "feedback": {"error_feedback": 0.5},
     "scatter_reduce": {"exchange": ScatterReduce(second_stage_bits=4)},
     "hierarchical": {"exchange": Hierarchical(ranks_per_node=2, second_stage_bits=4)},

@@ -21,25 +21,25 @@ WITH_DEVICE = WITH_DTYPE | {"tensor", "as_tensor", "asarray", "scalar_tensor", "
 # Commands, which run in processes of their own.
 COMMANDS = ("tools",)
 EVERY = "HVD_ADAPTIVE_EVERY_CASE" in os.environ
-SCHEMES, LINES = 24, 99
-DEFAULTS = [("float16 cpu", "float32 meta"), ("float64 cpu", "bfloat16 cpu")]
+SCHEMES, LINES = 24, 77
+DEFAULTS = ["float16 meta", "float64 cpu"]
 
 
 # All schemes with `make ranks`; else three: with fitted tables, bucket tables, and ECDQ.
-@pytest.mark.parametrize("defaults", DEFAULTS if EVERY else DEFAULTS[:1], ids=str)
+@pytest.mark.parametrize("defaults", DEFAULTS if EVERY else DEFAULTS[:1])
 def test_every_scheme_gives_the_same_bits(defaults):
     part, of = (0, 1) if EVERY else (6, 8)
     done = subprocess.run(
-        [sys.executable, PROGRAM, str(part), str(of), "float32 cpu", *defaults],
+        [sys.executable, PROGRAM, str(part), str(of), "float32 cpu", defaults],
         env=os.environ | {"PYTHONPATH": os.pathsep.join(map(str, (PACKAGE.parent, TESTS)))},
         capture_output=True,
         text=True,
         timeout=240,
         check=True,
     )
-    usual, *others = (one.splitlines()[1:] for one in done.stdout.split("== ")[1:])
+    usual, other = (one.splitlines()[1:] for one in done.stdout.split("== ")[1:])
     assert len(usual) == SCHEMES // of * LINES and not [line for line in usual if "Error" in line]
-    assert len(others) == 2 and others == [usual] * 2
+    assert other == usual
 
 
 def factories(path: Path):

@@ -47,6 +47,7 @@ def table(compressor) -> np.ndarray:
     )
 
 
+@pytest.mark.many
 @every_scheme
 def test_samples_that_say_little_give_a_valid_table(scheme):
     for name, buckets in SAMPLES.items():
@@ -103,6 +104,7 @@ def warned(caplog) -> list[str]:
     return [message for message in told if "exactly zero" not in message]
 
 
+@pytest.mark.many
 @every_scheme
 def test_an_update_is_put_off_and_told_once(scheme, caplog):
     """Zeros everywhere cannot be fitted to."""

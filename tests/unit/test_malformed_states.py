@@ -141,6 +141,7 @@ def refused(compressor: Any, state: Any) -> bool:
     return False
 
 
+@pytest.mark.many
 @pytest.mark.parametrize("name", NAMES)
 def test_every_entry_is_checked(name):
     state = used(name).state_dict()

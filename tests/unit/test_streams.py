@@ -45,6 +45,7 @@ def expectation(name: str, v: torch.Tensor) -> torch.Tensor:
     return v.double()
 
 
+@pytest.mark.many
 @pytest.mark.parametrize("name", RANDOM)
 def test_errors_of_several_compressors_average_out(name):
     """E(mean of K errors)^2 = E(error^2)/K where errors are independent and of mean zero. The sum

@@ -21,7 +21,7 @@ import transformers
 import hvd_adaptive.integrations.lightning
 
 # Imported once, before the fork.
-LIBRARIES = accelerate, transformers, hvd_adaptive.integrations.lightning
+LIBRARIES = accelerate, transformers.Trainer, hvd_adaptive.integrations.lightning
 
 
 def alone() -> int:

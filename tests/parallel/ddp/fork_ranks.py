@@ -15,10 +15,17 @@ from itertools import groupby, takewhile
 
 import pytest
 import torch
+import torch._dynamo
 import torch.distributed as dist
+import torch.distributed.checkpoint
+import torch.distributed.fsdp
 
 import hvd_adaptive
 import hvd_adaptive.ddp
+import hvd_adaptive.simulate
+
+# Imported once, before the fork.
+LIBRARIES = torch._dynamo, torch.distributed.fsdp, hvd_adaptive.simulate
 
 
 def main(words: Sequence[str]) -> int:

@@ -13,7 +13,7 @@ from hvd_adaptive import ALQ, AMQ, ECDQ, QSGD
 
 SIZES = [900, 900] * 8  # A and B of an adapter, in turn; a bucket holds both
 BUCKET = 1000
-RETRIES = [1, 3, 7, 15, 31, 63, 127]
+RETRIES = [1, 3, 7, 15, 31, 63]
 
 
 def gradients(step: int, without: tuple[int, ...] = ()) -> list[torch.Tensor]:
@@ -105,7 +105,7 @@ def test_layers_that_never_have_a_gradient(scheme):
         "book": lambda: make(QSGD, bits=4, coding="huffman"),
     }
     run = Run(makers[scheme]() if scheme in makers else make(scheme))
-    for step in range(130):
+    for step in range(64):
         assert run.step(gradients(step, A)) == 1
     assert run.due == [0, *RETRIES]
 

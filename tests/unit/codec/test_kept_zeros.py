@@ -117,6 +117,7 @@ def test_zeros_are_those_of_float32():
         assert not decoded[zeros].any() and decoded[~zeros].to(torch.bool).float().mean() > 0.95
 
 
+@pytest.mark.many
 @pytest.mark.parametrize("same", [False, True], ids=["different zeros", "the same zeros"])
 @pytest.mark.parametrize("name", EVERY)
 def test_a_sum_adds_each_payload_where_it_is_not_zero(name, same):

@@ -121,6 +121,7 @@ def test_payloads_are_read_bit_for_bit(name, keep):
     assert head["checksum"] == wire.checksum(payload.numpy().tobytes())
 
 
+@pytest.mark.many
 @pytest.mark.parametrize("name", [name for name in SCHEMES if "huffman" not in name])
 @pytest.mark.parametrize("tail", ("quantize", "full"))
 def test_lengths(name, tail):

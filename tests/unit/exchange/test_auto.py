@@ -31,6 +31,7 @@ def chosen(
     return auto
 
 
+@pytest.mark.many
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.float64, torch.bfloat16])
 @pytest.mark.parametrize("size", [0, 1, 1000])
 @pytest.mark.parametrize("kind", [Plain, Half])

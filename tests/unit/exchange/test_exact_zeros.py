@@ -115,6 +115,7 @@ def test_which_schemes_need_the_keyword(name, exchange):
         assert any(moved)
 
 
+@pytest.mark.many
 @pytest.mark.parametrize("exchange", ["allgather", "scatter_reduce"])
 @pytest.mark.parametrize("name", EVERY)
 def test_with_error_feedback_and_tables_of_tensors(name, exchange):

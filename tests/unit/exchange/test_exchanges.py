@@ -59,6 +59,7 @@ def test_close_to_the_average(exchange, workers, per_node, bucket, dtype):
         assert error < (0.03 if want.numel() >= 1024 else max(rounding, 1e-6))
 
 
+@pytest.mark.many
 @pytest.mark.parametrize("exchange", SIMULATED)
 @pytest.mark.parametrize(
     "make",

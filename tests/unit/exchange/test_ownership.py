@@ -62,6 +62,7 @@ def check(shapes, exchange, ranks, *, fusion=1 << 22, dtype=torch.float32, direc
                 assert error < bound, (step, slot, error)
 
 
+@pytest.mark.many
 @pytest.mark.parametrize("settings", SETTINGS)
 @pytest.mark.parametrize("exchange", EXCHANGES)
 @pytest.mark.parametrize("model", SHAPES)

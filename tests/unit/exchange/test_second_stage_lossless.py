@@ -21,6 +21,7 @@ LOSSLESS = {
 }
 
 
+@pytest.mark.many
 @pytest.mark.parametrize("scheme", LOSSLESS)
 def test_averages_are_exact(scheme):
     """On 3 nodes of 2 ranks."""

@@ -24,7 +24,7 @@ from scheduler import (
 from hvd_adaptive import LocalSGD, SparseSGD, local_sgd
 from hvd_adaptive.hooks.background import Background
 
-SCHEDULES = int(os.environ.get("HVD_ADAPTIVE_SCHEDULES", "500")) // 20
+SCHEDULES = int(os.environ.get("HVD_ADAPTIVE_SCHEDULES", "160")) // 20
 SIZES, FRAGMENTS, EVERY, DELAY, STEPS = (24, 40, 60), 3, 6, 2, 14
 # Binary fractions, and data in whole numbers: sums are exact, and means of two ranks.
 MOMENTUM, RATE, MIXING = 0.5, 0.5, 0.5

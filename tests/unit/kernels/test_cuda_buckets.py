@@ -28,6 +28,7 @@ def words_of(n: int, alphabet: int, device: torch.device) -> torch.Tensor:
     return torch.full((word_count(n, alphabet),), 0x555, dtype=torch.int32, device=device)
 
 
+@pytest.mark.many
 @pytest.mark.parametrize(
     ("alphabet", "n", "bucket"),
     [(2, 700, 60), (3, 400, 100), (5, 1000, 600), (4, 1100, 512), (16, 600, 512), (31, 60, 40)],

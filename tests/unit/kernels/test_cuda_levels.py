@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 import numpy as np
 import pytest
 import torch
@@ -23,8 +25,12 @@ SOLVERS = {
 }
 
 
-@pytest.mark.parametrize("name", SOLVERS)
-@pytest.mark.parametrize(("bucket", "clip"), [(60, None), (130, 1.5)])
+SHAPES = itertools.cycle([(60, None), (130, 1.5)])
+
+
+@pytest.mark.parametrize(
+    ("name", "bucket", "clip"), [(n, *s) for n, s in zip(SOLVERS, SHAPES, strict=False)]
+)
 def test_levels(name: str, bucket: int, clip: float | None):
     """A bucket of each kind and a partial one."""
     kinds = (ordinary, heavy, zeros, with_nan, constant, one_outlier)

@@ -69,6 +69,7 @@ RULES = (
 )
 
 
+@pytest.mark.many
 @pytest.mark.parametrize(("bits", "kind"), RULES)
 def test_encode_for_each_rule_and_width(bits: int, kind: str):
     """Symmetric tables have codes of fixed width; from 4 bits on uneven ones are searched."""
@@ -76,6 +77,7 @@ def test_encode_for_each_rule_and_width(bits: int, kind: str):
     check(vector(heavy, n), bucket, "linf", table_of(bits, True, kind))
 
 
+@pytest.mark.many
 @pytest.mark.parametrize(("n", "bucket"), PLACES)
 def test_encode_for_each_place_of_buckets(n: int, bucket: int):
     check(vector(ordinary, n), bucket, "l2", table_of(3, True))
@@ -102,6 +104,7 @@ def test_hostile_buckets(norm: str, bucket: int, clip: float | None):
     check(hostile(bucket, kinds), bucket, norm, table_of(3, True), clip)
 
 
+@pytest.mark.many
 @pytest.mark.parametrize(
     ("bits", "place"), list(zip((2, 3, 3, 4, 3, 5, 6, 7, 8, 3), PLACES, strict=True))
 )

@@ -68,6 +68,7 @@ def test_same_norms_for_every_bucket_size(kind):
         assert same_bits(want, got), (bucket, norm)
 
 
+@pytest.mark.many
 @pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.__name__)
 @pytest.mark.parametrize("clip", (0.5, 2.5))
 def test_same_codes_and_sums_after_clipping(kind, clip):

@@ -75,6 +75,7 @@ def check(law, size, count, bits, symmetric, norm="l2", normalized=False, fits=2
     assert own_error <= MARGIN * min(total.values()), (own_error, total)
 
 
+@pytest.mark.many
 @pytest.mark.parametrize(("law", "size", "count", "bits", "symmetric"), CASES)
 def test_never_behind_the_others(law, size, count, bits, symmetric):
     check(law, size, count, bits, symmetric)
@@ -99,7 +100,7 @@ def test_the_issue():
     """20 buckets of 512 of Student-3 at 8 bits: 3.2e-3 on fresh data before, AMQ 4.9e-4; now about
     2.5e-4."""
     fresh = fresh_of("student3", 512, "l2", False)
-    for seed in range(4):
+    for seed in range(2):
         schemes = compared(512, 8, "l2", True, False)
         found = errors(fresh, schemes, samples("student3", 512, 20, seed), True)
         assert found["ALQ"] < 0.8 * found["AMQ"], seed

@@ -55,8 +55,8 @@ def points(mu, sigma):
     """Points in the bulk, in the tails, near zero, and at the ends."""
     centre = np.clip(mu, -1, 1)
     scale = sigma * min(1.0, sigma / max(abs(mu) - 1, 1e-300))
-    near = centre + scale * np.array([-6.0, -1.0, -0.1, 0.0, 0.5, 3.0])
-    return np.unique(np.clip(np.concatenate([near, [-1.0, -0.4, 1e-7, 0.6, 1.0]]), -1, 1))
+    near = centre + scale * np.array([-6.0, -1.0, 0.5, 3.0])
+    return np.unique(np.clip(np.concatenate([near, [-1.0, -0.4, 1e-7, 1.0]]), -1, 1))
 
 
 @pytest.mark.parametrize(("mu", "sigma"), LAWS)

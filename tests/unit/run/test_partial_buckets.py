@@ -142,7 +142,7 @@ class TestDraw:
             for bucket in flat_of(group)[: group.quantized].split(self.SIZE)
         ]
 
-    @pytest.mark.parametrize("count", [1, 3, 12, 33, 100])
+    @pytest.mark.parametrize("count", [3, 33, 100])
     def test_sums_are_unbiased(self, groups, count):
         """Of squared norms, of errors, of coordinates: 5 sigma of 1,000 draws; weights are 1 on
         average over the buckets there are."""

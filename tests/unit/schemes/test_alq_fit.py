@@ -36,6 +36,7 @@ FITS = tuple(
 )
 
 
+@pytest.mark.many
 @pytest.mark.parametrize("bits", (2, 3, 6))
 @pytest.mark.parametrize("symmetric", (True, False))
 @pytest.mark.parametrize("norm", ("l2", "linf"))

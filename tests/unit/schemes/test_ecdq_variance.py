@@ -44,6 +44,7 @@ CASES = pytest.mark.parametrize("variance", VARIANCES)
 ALL = pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.__name__)
 
 
+@pytest.mark.many
 @ALL
 @CASES
 def test_every_coordinate_is_unbiased_with_variance_one_twelfth(kind, variance):
@@ -61,6 +62,7 @@ def test_every_coordinate_is_unbiased_with_variance_one_twelfth(kind, variance):
     assert abs(fourth.mean() - 1 / 80) < 5 * np.sqrt((1 / 2304 - 1 / 6400) / error.size)
 
 
+@pytest.mark.many
 @ALL
 @CASES
 def test_errors_are_uncorrelated_with_the_vector_and_each_other(kind, variance):

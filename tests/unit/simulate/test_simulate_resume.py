@@ -54,6 +54,7 @@ def weights(model) -> torch.Tensor:
     return torch.cat([p.detach().reshape(-1) for p in model.parameters()])
 
 
+@pytest.mark.many
 @pytest.mark.parametrize("case", CASES)
 def test_a_resumed_run_equals_the_uninterrupted_one(case):
     whole, first, second = (make_model(case) for _ in range(3))

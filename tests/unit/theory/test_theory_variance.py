@@ -50,6 +50,7 @@ def worst(magnitudes, symmetric, dimension, order, seed=0):
     return max(found)
 
 
+@pytest.mark.many
 @pytest.mark.parametrize("dimension", DIMENSIONS)
 @pytest.mark.parametrize("name", TABLES)
 def test_bound_is_never_exceeded(name, dimension):

@@ -3,6 +3,7 @@ for ever, averages are right, and the same bits whatever the order; all ranks en
 
 from __future__ import annotations
 
+import functools
 import os
 import random
 
@@ -136,10 +137,10 @@ def any_order(rng: random.Random):
     return lambda number: rng.sample(range(len(NETS)), len(NETS))
 
 
-def check(rng: random.Random) -> None:
+def check(rng: random.Random, accidents=("", "", "dies", "damage", "cut off")) -> None:
     """One schedule, with at most one accident."""
     ranks, name = rng.choice([2, 3]), rng.choice(sorted(SCHEMES))
-    accident, plan = rng.choice(["", "", "dies", "damage", "cut off"]), {}
+    accident, plan = rng.choice(accidents), {}
     if rng.random() < 0.3:
         plan["op"] = "Sum"
     if accident == "dies":
@@ -233,5 +234,5 @@ def test_lists_that_are_lost_with_an_attempt_are_found(monkeypatch):
         self.flying = []
 
     monkeypatch.setattr(AbandonedSteps, "complete", forgetful)
-    seeds = range(54, 300)  # earlier seeds pass
-    assert first_failure(check, DeadlockError, seeds) is not None
+    given_up = functools.partial(check, accidents=["cut off"])
+    assert first_failure(given_up, DeadlockError) is not None
