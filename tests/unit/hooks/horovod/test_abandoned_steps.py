@@ -77,17 +77,17 @@ def step_of(*sent):
 
 
 def test_what_others_have_in_flight_is_filled():
-    """What this rank has sent, be it long received, is not sent again."""
+    """What this rank has sent in both steps that it gave up, be it long received, is not sent
+    again."""
     hvd = Hvd(
         [("a", "payloads"), ("b", "parts"), ("c", "payloads"), ("received", "payloads")],
         done=["of a"],
     )
     hvd.known.add("of b")
     abandoned, generation = AbandonedSteps(), {}
-    abandoned.add_step(
-        step_of(InFlight("a", "payloads", "of a"), InFlight("b", "parts", "of b")), generation
-    )
-    assert abandoned.attempt == 1
+    for sent in (InFlight("b", "parts", "of b"), InFlight("a", "payloads", "of a")):
+        abandoned.add_step(step_of(sent), generation)
+    assert abandoned.attempt == 2
     abandoned.complete(world_of(hvd, generation), "here", CPU)
     assert hvd.told == [["b", "parts"]] and hvd.sent == ["c"]
     abandoned.end(world_of(hvd, generation))
