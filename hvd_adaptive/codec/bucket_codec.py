@@ -111,7 +111,7 @@ class BucketCodec(Codec):
     """Base of codecs that quantise each bucket to levels computed from its own coordinates.
 
     The body holds ``numbers`` numbers for each bucket, of ``level_dtype``, from which a receiver
-    computes its ``alphabet`` levels , then the codes' 32-bit words
+    computes its ``alphabet`` levels, then the codes' 32-bit words
     (kernels/packing.py). A codec defines ``name`` and implements ``codec_settings``,
     ``quantize_buckets`` and, if the numbers are not the levels, ``values``.
     """

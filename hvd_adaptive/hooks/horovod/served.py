@@ -42,8 +42,7 @@ def gradient_dtype(parameter: torch.Tensor) -> torch.dtype:
 def is_laid_out(layout: Layout, parameters: Sequence[torch.Tensor]) -> bool:
     """Return whether parameters, in the layout's order, still have its dtypes and shapes."""
     for parameter, member in zip(parameters, layout.members, strict=True):
-        dtype = getattr(parameter, "grad_dtype", None) or parameter.dtype  # of many: no call
-        if dtype != member.dtype or parameter.shape != member.shape:
+        if gradient_dtype(parameter) != member.dtype or parameter.shape != member.shape:
             return False
     return True
 
