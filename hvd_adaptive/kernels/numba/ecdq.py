@@ -162,6 +162,14 @@ def _add(q, steps, bucket_size, stream, out):
 
 
 @inline
+def _placed(at, filled, group):
+    """Return the place of a class's next symbol, and ``filled`` with it; see ``_move``."""
+    lane = np.uint64(np.uint64(group) << _FOUR)
+    place = at[np.uint64(group)] + np.uint64(np.uint64(filled >> lane) & _LANE)
+    return place, np.uint64(filled + np.uint64(_NEXT << lane))
+
+
+@inline
 def _move(at, filled):
     for c in range(at.size):
         at[c] += np.uint64(np.uint64(filled >> np.uint64(16 * c)) & _LANE)
@@ -192,10 +200,8 @@ def _split(x, steps, bucket_size, stream, first, last, most, runs, at, escaped):
         else:
             filled = _ZERO64
             for j in range(part.size):
-                lane = np.uint64(np.uint64(group[j]) << _FOUR)
-                place = np.uint64(np.uint64(filled >> lane) & _LANE)
-                runs[at[np.uint64(group[j])] + place] = symbols[j]
-                filled = np.uint64(filled + np.uint64(_NEXT << lane))
+                place, filled = _placed(at, filled, group[j])
+                runs[place] = symbols[j]
             _move(at, filled)
         if far >= escape:
             for j in range(part.size):
@@ -256,10 +262,8 @@ def _add_runs(runs, at, escaped, steps, bucket_size, stream, first, last, most, 
         else:
             filled = _ZERO64
             for j in range(target.size):
-                lane = np.uint64(np.uint64(group[j]) << _FOUR)
-                place = np.uint64(np.uint64(filled >> lane) & _LANE)
-                symbols[j] = runs[at[np.uint64(group[j])] + place]
-                filled = np.uint64(filled + np.uint64(_NEXT << lane))
+                place, filled = _placed(at, filled, group[j])
+                symbols[j] = runs[place]
             _move(at, filled)
         for j in range(target.size):
             q[j] = np.int32(np.int32(symbols[j]) - most)
