@@ -27,11 +27,10 @@ from laboratory.gradients import gradients
 from laboratory.shapes import read_shapes
 from tqdm import tqdm
 
-from hvd_adaptive.base.streams import Use
 from hvd_adaptive.codec.codec import Codec
 from hvd_adaptive.codec.second_stage import MOST_BITS, default_bits, make_second_stage
 from hvd_adaptive.coding.payload import read_header
-from hvd_adaptive.kernels.random import stream_key
+from hvd_adaptive.kernels.random import Use, stream_key
 from hvd_adaptive.tools.methods import Method, parse
 from hvd_adaptive.tools.output import Column, print_table, script_parser, whole
 

@@ -6,8 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from hvd_adaptive.base.checks import check_integer
-from hvd_adaptive.base.streams import Use
-from hvd_adaptive.kernels.random import stream_key
+from hvd_adaptive.kernels.random import Use, stream_key
 
 # Largest distance of another rank's number from its own that a receiver accepts.
 NEAR = 64

@@ -13,10 +13,9 @@ import torch
 from hvd_adaptive import kernels, states
 from hvd_adaptive.base.checks import check_integer, is_real
 from hvd_adaptive.base.errors import RankMismatchError
-from hvd_adaptive.base.streams import Use
 from hvd_adaptive.coding.header import SIZE
 from hvd_adaptive.coding.payload import OwnedBuffer, read_header, split
-from hvd_adaptive.kernels.random import mix64, stream_key
+from hvd_adaptive.kernels.random import Use, mix64, stream_key
 from hvd_adaptive.schemes.qsgd import QSGD
 from hvd_adaptive.theory.code_length import elias_bits
 from hvd_adaptive.transport.collectives import AllGather

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 import logging
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from fnmatch import fnmatchcase
 from typing import Any
 
@@ -18,7 +18,7 @@ LISTED = 4  # names in a warning
 ALIKE = 0.7  # of 1: a name that resembles a pattern so much is listed
 
 
-class Parts(Mapping[str, Codec]):
+class Parts(dict[str, Codec]):
     """Codecs of a compressor's parts by label; the default part is "".
 
     Other labels are "bits=4" and similar; these codecs are made at once. With ``scope="tensor"``
@@ -37,6 +37,7 @@ class Parts(Mapping[str, Codec]):
     """
 
     def __init__(self, default: Codec, make: Callable[..., Codec]) -> None:
+        super().__init__({"": default})
         self.default, self._make_codec, self._settings = default, make, default.settings
         self._warned = False
         self.looks_for_zeros = True  # in the next step (run/rounded_zeros.py)
@@ -50,33 +51,26 @@ class Parts(Mapping[str, Codec]):
         # The names of tensors are not known yet, but bits that are not allowed fail now.
         wanted = [c for c in self._changes.values() if c or (c == {} and self._by_tensor)]
         made = {_label(changes): self._make(changes) for changes in wanted}
-        self._others: dict[str, Codec] = {} if self._by_tensor else made
+        self.update({} if self._by_tensor else made)
 
     @property
     def may_be_several(self) -> bool:
         """Return whether there can be parts besides the default one."""
         return self._by_tensor or len(self._changes) > 1
 
-    def __getitem__(self, label: str) -> Codec:
-        """Return the codec of a part; raise ValueError if there is no such part."""
-        if label == "":
-            return self.default
-        if label not in self._others:
-            changes = self._changes[self._pattern(label)] if self._by_tensor else None
-            if changes is None:
-                known = ", ".join(map(repr, self))
-                raise ValueError(f"part {label!r}: must be one of {known}")
-            self._others[label] = self._make(changes)
-        return self._others[label]
+    @property
+    def others(self) -> dict[str, Codec]:
+        """Return the codecs of all parts except the default one."""
+        return {label: codec for label, codec in self.items() if label}
 
-    def __contains__(self, label: object) -> bool:
-        return label == "" or label in self._others
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(["", *self._others])
-
-    def __len__(self) -> int:
-        return 1 + len(self._others)
+    def __missing__(self, label: str) -> Codec:
+        """Make the codec of a part; raise ValueError if there is no such part."""
+        changes = self._changes[self._pattern(label)] if self._by_tensor else None
+        if changes is None:
+            known = ", ".join(map(repr, self))
+            raise ValueError(f"part {label!r}: must be one of {known}")
+        self[label] = made = self._make(changes)
+        return made
 
     def label_of(self, name: str) -> str | None:
         """Return the label of a parameter's part, or None for full precision."""
@@ -105,7 +99,7 @@ class Parts(Mapping[str, Codec]):
         return {
             "scope": self._settings.scope,
             "parameter_bits": None if patterns is None else dict(patterns),
-            "parts": {label: state_of(codec) for label, codec in self._others.items()},
+            "parts": {label: state_of(codec) for label, codec in self.others.items()},
         }
 
     def loaded(self, state: Mapping[str, Any]) -> dict[str, Codec]:
@@ -121,22 +115,24 @@ class Parts(Mapping[str, Codec]):
             raise ValueError("state: has no entry 'parts'")
         new = Parts(self.default, self._make_codec)
         saved = states.mapping(state.get("parts", {}), "state: parts")
-        for label in new._others:
+        for label in new.others:
             states.entry(saved, label, "state: parts")
         for label, of_codec in saved.items():
             load_state(new[label], of_codec)
-        return new._others
+        return new.others
 
-    def use(self, others: dict[str, Codec]) -> None:
+    def use(self, others: Mapping[str, Codec]) -> None:
         """Use these codecs of all parts except the default one from now on."""
-        self._others = others
+        self.clear()
+        self.update({"": self.default}, **others)
 
     def load_from(self, old: Parts, keep: bool) -> None:
         """Continue another compressor's codecs of the parts that still exist."""
         self._warned, self.looks_for_zeros = old._warned, old.looks_for_zeros
-        for label, codec in old._others.items():
-            known = label in self._others
-            if known or (self._by_tensor and old._by_tensor and self.label_of(label) is not None):
+        for label, codec in old.others.items():
+            if label in self or (
+                self._by_tensor and old._by_tensor and self.label_of(label) is not None
+            ):
                 self[label].load_tables_from(codec, keep)
 
     def _pattern(self, name: str) -> str | None:

@@ -8,9 +8,8 @@ from collections.abc import Callable
 import torch
 
 from hvd_adaptive import QCS, QSGD, SparseSGD
-from hvd_adaptive.base.streams import Use
 from hvd_adaptive.compressor import GradientCompressor
-from hvd_adaptive.kernels.random import stream_key
+from hvd_adaptive.kernels.random import Use, stream_key
 from hvd_adaptive.schemes.qcs import variance_bound
 
 SCALE_BITS = 32

@@ -16,9 +16,8 @@ from kept_run import KeptRun
 from qcs_gain import body_gain, qsgd_gain
 
 from hvd_adaptive import QCS, QSGD, SparseSGD
-from hvd_adaptive.base.streams import Use
 from hvd_adaptive.compressor import GradientCompressor
-from hvd_adaptive.kernels.random import stream_key
+from hvd_adaptive.kernels.random import Use, stream_key
 from hvd_adaptive.simulate import Minibatches, Records, evaluate
 
 ORDERS = (64, 512, 8192)

@@ -43,10 +43,9 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 
-from hvd_adaptive.base.streams import Use
 from hvd_adaptive.codec.payloads import Payloads
 from hvd_adaptive.coding.header import SIZE
-from hvd_adaptive.kernels.random import stream_key
+from hvd_adaptive.kernels.random import Use, stream_key
 
 if TYPE_CHECKING:
     from hvd_adaptive.codec.quantizer import Quantizer

@@ -24,7 +24,6 @@ import torch
 
 from hvd_adaptive.base.device import wait_for
 from hvd_adaptive.base.errors import PayloadError
-from hvd_adaptive.base.streams import Use
 from hvd_adaptive.codec.second_stage import FULL_PRECISION, SecondStage, references
 from hvd_adaptive.exchange.exchange import (
     AllgatherExchange,
@@ -38,6 +37,7 @@ from hvd_adaptive.exchange.hierarchical import HierarchicalExchange
 from hvd_adaptive.exchange.parcel import Parcel, RandomStream
 from hvd_adaptive.exchange.scatter_reduce import ScatterReduceExchange
 from hvd_adaptive.instances import Instance
+from hvd_adaptive.kernels.random import Use
 from hvd_adaptive.transport.world import find_nodes
 
 if TYPE_CHECKING:

@@ -11,12 +11,11 @@ import torch
 
 from hvd_adaptive.base.device import HostCopy
 from hvd_adaptive.base.finite import narrowed, wide_of
-from hvd_adaptive.base.streams import Use
 from hvd_adaptive.codec.payloads import squares_of
 from hvd_adaptive.coding.header import Frame
 from hvd_adaptive.coding.payload import Encoded
 from hvd_adaptive.instances import key_of
-from hvd_adaptive.kernels.random import stream_key
+from hvd_adaptive.kernels.random import Use, stream_key
 
 if TYPE_CHECKING:
     from hvd_adaptive.codec.codec import Codec
@@ -66,7 +65,7 @@ class RandomStream(NamedTuple):
     Attributes:
         instance: Number of the compressor in this process; other ranks may have other numbers.
         seed: The compressor's seed.
-        group: Number of the group and attempt (``streams.group_number``).
+        group: Number of the group and attempt (``random.group_number``).
     """
 
     instance: Instance

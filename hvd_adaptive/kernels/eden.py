@@ -7,9 +7,8 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from hvd_adaptive.base.streams import Inside
 from hvd_adaptive.kernels.constants import SMALLEST_NORM
-from hvd_adaptive.kernels.random import stream_key
+from hvd_adaptive.kernels.random import Inside, stream_key
 
 # Rotated coordinates of a partial bucket are a multiple of this: packing fills up to it anyway.
 STEP = 64

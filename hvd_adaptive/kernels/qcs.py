@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from hvd_adaptive.base.streams import Inside
 from hvd_adaptive.kernels import random
+from hvd_adaptive.kernels.random import Inside
 
 # An integer h < 2**24 is the dither h * 2**-24 - DITHER_OFFSET, symmetric in (-1/2, 1/2) and exact
 # in float32. From 2**23 on it is the sign -1.

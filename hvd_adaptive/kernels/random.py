@@ -5,10 +5,14 @@ compressor's number (instances.py). In a stream, bucket ``b`` owns the 64-bit ke
 ``bucket_key(stream, b)``, and coordinate ``j`` of the bucket owns the 32-bit hash of ``j`` under
 that key. Every kernel (reference, Numba, Triton) computes the same integers, so codes agree bit for
 bit.
+
+The group number of a fusion group is its index, plus the attempt at its step from bit 32 on.
+Everything else has its own number, a ``Use``.
 """
 
 from __future__ import annotations
 
+import enum
 import functools
 
 MASK64 = (1 << 64) - 1
@@ -20,6 +24,31 @@ MIX64_B = 0x94D049BB133111EB
 COUNTER = 0x9E3779B1
 MIX32_A = 0x85EBCA6B
 MIX32_B = 0xC2B2AE35
+
+
+@enum.unique
+class Use(enum.IntEnum):
+    """Group numbers of the streams outside of training's groups."""
+
+    ENCODE = 2**63  # compressor.encode
+    SAMPLE = 2**63 + 1  # sampled buckets of a fit
+    ERROR = 2**63 + 2  # relative error of a report
+    DRAW = 2**63 + 16  # simulate.variance
+    MEASURE = 2**63 + 32  # errors that determine a second stage's bits
+    PICK = 2**63 + 33  # functions picked by QSVRG
+    UPDATE = 2**63 + 34  # QSVRG's updates
+    ROTATION = 2**63 + 48  # signs of EDEN's shared rotation
+    AUTO = 2**63 + 64  # groups sent by exchange="auto" to measure
+
+
+@enum.unique
+class Inside(enum.IntEnum):
+    """Sub-streams of a payload's stream."""
+
+    SIGNS = 1  # of QCS's randomised Hadamard transform
+    DITHERS = 2  # of QCS's quantiser
+    ROTATION = 3  # signs of a rank's own rotation in EDEN
+    AGAIN = 4  # signs of EDEN's second shared rotation
 
 
 def mix64(value: int) -> int:
@@ -45,6 +74,11 @@ def stream_key(seed: int, rank: int = 0, step: int = 0, group: int = 0, *more: i
 @functools.lru_cache(maxsize=256)
 def _seeded(seed: int) -> int:
     return mix64(mix64(GOLDEN64) + (seed & MASK64) * GOLDEN64 + 1)
+
+
+def group_number(index: int, attempt: int = 0) -> int:
+    """Return the number of fusion group ``index`` in an attempt at its step; below any ``Use``."""
+    return index + (attempt % 2**31 << 32)
 
 
 def bucket_key(stream: int, bucket: int) -> tuple[int, int]:

@@ -14,10 +14,10 @@ from typing import TYPE_CHECKING, Any, Protocol
 import torch
 
 from hvd_adaptive.base.finite import Finite
-from hvd_adaptive.base.streams import Use, group_number
 from hvd_adaptive.exchange.exchange import Exchange
 from hvd_adaptive.exchange.parcel import Memory, Parcel, RandomStream
 from hvd_adaptive.feedback import Residuals
+from hvd_adaptive.kernels.random import Use, group_number
 from hvd_adaptive.layout import Group, Layout
 from hvd_adaptive.run.draws import Draws
 from hvd_adaptive.run.rounded_zeros import RoundedZeros

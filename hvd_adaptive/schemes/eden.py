@@ -12,12 +12,11 @@ import torch
 
 from hvd_adaptive import kernels
 from hvd_adaptive.base.checks import check_integer, is_real
-from hvd_adaptive.base.streams import Inside, Use
 from hvd_adaptive.codec.codec import Codec
 from hvd_adaptive.compressor import GradientCompressor
 from hvd_adaptive.kernels.eden import STEP, Buckets, Levels
 from hvd_adaptive.kernels.packing import packing_of
-from hvd_adaptive.kernels.random import MASK64, signed, stream_key
+from hvd_adaptive.kernels.random import MASK64, Inside, Use, signed, stream_key
 from hvd_adaptive.levels.lloyd_max import distortion, normal_levels
 from hvd_adaptive.settings import Settings
 

@@ -15,11 +15,10 @@ import torch
 
 from hvd_adaptive import kernels
 from hvd_adaptive.base.finite import wide_of
-from hvd_adaptive.base.streams import Use
 from hvd_adaptive.codec.codec import Codec
 from hvd_adaptive.codec.table_codec import TableCodec
 from hvd_adaptive.compressor import GradientCompressor
-from hvd_adaptive.kernels.random import stream_key
+from hvd_adaptive.kernels.random import Use, stream_key
 
 # Draws of a Monte Carlo mean.
 DRAWS = 16

@@ -13,8 +13,8 @@ from scheme_cases import schemes
 
 import hvd_adaptive
 from hvd_adaptive import ALQ, QCS, QSGD, instances
-from hvd_adaptive.base.streams import Use, group_number
 from hvd_adaptive.instances import NEAR, Instance
+from hvd_adaptive.kernels.random import Use, group_number
 
 # Every scheme that draws random numbers; the others are OneBitSGD, SignSGD and biased BinGrad.
 RANDOM = schemes(

@@ -10,8 +10,8 @@ import numpy as np
 import torch
 
 from hvd_adaptive.adapt.statistics import Sample
-from hvd_adaptive.base.streams import Use, group_number
 from hvd_adaptive.exchange.parcel import Parcel, RandomStream
+from hvd_adaptive.kernels.random import Use, group_number
 from hvd_adaptive.layout import Group, Layout, Member, Piece, digest
 
 if TYPE_CHECKING:

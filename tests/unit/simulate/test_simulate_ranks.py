@@ -10,9 +10,8 @@ from torch import nn
 
 from hvd_adaptive import ALQ, QSGD, simulate
 from hvd_adaptive.adapt.statistics import HistogramStatistic
-from hvd_adaptive.base.streams import Use
 from hvd_adaptive.coding.payload import read_header
-from hvd_adaptive.kernels.random import stream_key
+from hvd_adaptive.kernels.random import Use, stream_key
 from hvd_adaptive.levels import LOG_EDGES
 
 WORKERS = 3
