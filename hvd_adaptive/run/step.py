@@ -271,6 +271,7 @@ class Step(ABC):
     def _submit(self, flight: Flight) -> None:
         """Submit the next collective of a group's exchange."""
         world, request, index = self.binding.world, flight.request, flight.index
+        assert request is not None
         self._meter.add(index, wire_bytes=request.sent_bytes(world.rank, world.size))
         self._meter.hold({("work", index): 0, ("flight", index): request.held_bytes(world)})
         name = self._trips.name(index, flight.stage)
@@ -283,7 +284,11 @@ class Step(ABC):
         """Wait for a collective, then submit the next one of its group, or launch others."""
         self._flying.remove(flight)
         index, begin = flight.index, time.perf_counter()
-        received = flight.request.receive(self.binding.world, flight.handle)
+        request, handle = flight.request, flight.handle
+        assert request is not None  # it flies
+        flight.request = flight.handle = None  # a step may keep its flights
+        received = request.receive(self.binding.world, handle)
+        del request, handle
         end = time.perf_counter()
         self._meter.add(index, exchange_s=end - begin, flight_s=end - flight.begun)
         size, work = sum(map(torch.Tensor.numel, received)), self._trips.working[index]
@@ -294,6 +299,7 @@ class Step(ABC):
         except (StopIteration, PayloadError) as end_of_trip:
             if isinstance(end_of_trip, PayloadError):
                 self._failures.note(index, end_of_trip)
+            del received
             flight.is_over = True
             self._held -= flight.most
             self._returned.add(index)

@@ -39,11 +39,11 @@ Trip = Generator[Collective, list[torch.Tensor], None]
 
 @dataclass(eq=False)
 class Flight:
-    """A group in flight, and the collective that its trip waits for."""
+    """A group in flight, and the collective that its trip waits for; None once it is received."""
 
     index: int
     trip: Trip
-    request: Collective
+    request: Collective | None
     most: int  # bytes that its exchange holds
     early: int | None = None  # the number of its stages, if they may go on before the first result
     stages: int = 0  # the number of its collectives, in an OrderedStep
