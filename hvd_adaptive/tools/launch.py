@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import os
 import shutil
@@ -149,11 +148,6 @@ def send_result(result: Any) -> None:
 def available() -> list[str]:
     """Return the launchers whose programs are installed, the preferred one first."""
     return [launcher for launcher in LAUNCHERS if _found(launcher) is not None]
-
-
-def has_horovod() -> bool:
-    """Return whether Horovod is installed, without importing it."""
-    return importlib.util.find_spec("horovod") is not None
 
 
 def missing(launchers: Iterable[str]) -> list[str]:

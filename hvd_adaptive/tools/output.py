@@ -99,6 +99,16 @@ def positive(text: str) -> float:
     return value
 
 
+def seconds(value: float | None) -> str:
+    """Format seconds in the unit that fits."""
+    if value is None:
+        return "-"
+    for unit, factor in (("s", 1.0), ("ms", 1e3)):
+        if value * factor >= 1:
+            return f"{value * factor:.3g} {unit}"
+    return f"{1e6 * value:.3g} µs"
+
+
 @dataclass(frozen=True)
 class Column:
     """Column of a table.

@@ -14,8 +14,7 @@ from hvd_adaptive.tools.bench import command as bench
 from hvd_adaptive.tools.bench.codec import Options
 from hvd_adaptive.tools.bench.worker import REPORTED
 from hvd_adaptive.tools.output import Column, fitting, make_table
-from hvd_adaptive.tools.plan import text as plan
-from hvd_adaptive.tools.plan.model import Job, advise, predict
+from hvd_adaptive.tools.plan.model import Job, advise, predict, show
 from hvd_adaptive.tools.schemes import command as schemes
 
 LONG = "ALQ(bits=3, norm='linf', exchange=ScatterReduce(second_stage_bits=4))"
@@ -27,7 +26,7 @@ def print_plan() -> None:
     codec = dataclasses.replace(FREE, label=SHORT, encode_s=1e-9, decode_s=1e-9)
     job, own = Job(161, 340_000_000, 16, 1.25e9, compute_s=0.12), machine(codec)
     predictions = predict(job, own)
-    plan.print_plan(predictions, advise(predictions)[0], job, own)
+    show(predictions, advise(predictions)[0])
 
 
 def print_exchange() -> None:

@@ -9,6 +9,7 @@ from typing import Any
 import jinja2
 
 from hvd_adaptive.monitor.log import Log
+from hvd_adaptive.tools.output import seconds
 from hvd_adaptive.tools.report import figures, summary
 
 MOST_ROWS = 40
@@ -85,16 +86,6 @@ def size(value: float | None) -> str:
             break
         value /= 1000
     return f"{value:.0f} B" if unit == "B" else f"{value:.3g} {unit}"
-
-
-def seconds(value: float | None) -> str:
-    """Format seconds in the unit that fits."""
-    if value is None:
-        return "-"
-    for unit, factor in (("s", 1.0), ("ms", 1e3)):
-        if value * factor >= 1:
-            return f"{value * factor:.3g} {unit}"
-    return f"{1e6 * value:.3g} µs"
 
 
 def figure(value: float | None) -> str:
