@@ -49,7 +49,7 @@ def check_torch(context: Context) -> Iterator[Finding]:
     try:
         context.torch = find_torch()
     except InstallError as error:
-        yield Finding("torch", PROBLEM, str(error), error.hints)
+        yield Finding("torch", PROBLEM, str(error), tuple(error.hints))
         return
     cuda = f"CUDA {context.torch.cuda}" if context.torch.cuda else "for the CPU"
     text = f"{context.torch.version}, {cuda}, Python {platform.python_version()}"
