@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import ArrayLike
 
-from hvd_adaptive.levels.distributions import Array, ByMoments, Distribution, Moments
+from hvd_adaptive.levels.distributions import Array, Distribution, Moments
 
 _COARSE, _FINE = np.arange(1, 128), np.arange(128 * 12 + 1)
 # 8 bins per octave from 2^-28 and 128 from 2^-12. On real gradients, 8-bit tables fitted to 32 bins
@@ -22,7 +22,7 @@ LOG_EDGES.flags.writeable = False
 LOG_BINS = LOG_EDGES.size - 1
 
 
-class Histogram(ByMoments):
+class Histogram(Distribution):
     """Law with a uniform density within each bin, plus atoms at zero and at one.
 
     Every method is a closed form of moments cumulated up to each edge.

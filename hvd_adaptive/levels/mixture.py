@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import ArrayLike
 
-from hvd_adaptive.levels.distributions import Array, ByMoments, Moments, invert_cdf
+from hvd_adaptive.levels.distributions import Array, Distribution, Moments, invert_cdf
 from hvd_adaptive.levels.histogram import LOG_EDGES, Histogram
 from hvd_adaptive.levels.truncated_normal import Folded
 
@@ -13,7 +13,7 @@ from hvd_adaptive.levels.truncated_normal import Folded
 _CHUNK = 1 << 16
 
 
-class Mixture(ByMoments):
+class Mixture(Distribution):
     """Law F = sum of gamma_n F_n over the folded truncated normals of N buckets (ALQ Eq. 10).
 
     One component is the ``normalized`` case of App. K.1.

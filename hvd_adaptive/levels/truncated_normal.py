@@ -12,7 +12,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import ArrayLike
 
-from hvd_adaptive.levels.distributions import Array, ByMoments, invert_cdf
+from hvd_adaptive.levels.distributions import Array, Distribution, Moments, invert_cdf
 
 # Smaller deviations are replaced by this one: float32 levels cannot separate such points.
 SIGMA_FLOOR = 1e-14
@@ -33,7 +33,7 @@ def _mills(z: Array) -> Array:
     return np.sqrt(np.pi / 2) * erfcx(z / np.sqrt(2))
 
 
-class TruncatedNormal(ByMoments):
+class TruncatedNormal(Distribution):
     """Normal laws of mean mu and deviation sigma, truncated to [lower, upper].
 
     Args:
@@ -79,14 +79,14 @@ class TruncatedNormal(ByMoments):
         y = np.broadcast_to(np.asarray(y, float), np.broadcast_shapes(np.shape(y), self.mu.shape))
         return invert_cdf(self.cdf, y, self.lower, self.upper)
 
-    def moments(self, x: ArrayLike, order: int = 2) -> tuple[Array, ...]:
+    def moments(self, x: ArrayLike, order: int = 2) -> Moments:
         """Return the integrals of theta**k dF over [lower, x], k = 0..order (Eq. 17 for k = 0)."""
         x = np.clip(np.asarray(x, float), self.lower, self.upper)
         return tuple(moment / self.mass for moment in self.interval(self.lower, x, order))
 
     def interval(
         self, start: ArrayLike, end: ArrayLike, order: int = 0, exact: bool = True
-    ) -> tuple[Array, ...]:
+    ) -> Moments:
         """Integrate theta**k times the relative density over [start, end], k = 0..order.
 
         The relative density is 1 at its highest point in [lower, upper]. ``start`` and ``end`` must
@@ -155,7 +155,7 @@ class TruncatedNormal(ByMoments):
         return scale * half * (values @ _WEIGHTS)
 
 
-class Folded(ByMoments):
+class Folded(Distribution):
     """Laws of r = |theta| in [0, 1], theta truncated normal on [-1, 1].
 
     F_r(x) = F_theta(x) - F_theta(-x). Every integral is the sum of the integrals of the laws of mu
@@ -178,7 +178,7 @@ class Folded(ByMoments):
         shape = np.broadcast_shapes(np.shape(y), self._mass.shape)
         return invert_cdf(self.cdf, np.broadcast_to(np.asarray(y, float), shape), 0.0, 1.0)
 
-    def moments(self, x: ArrayLike, order: int = 2, exact: bool = True) -> tuple[Array, ...]:
+    def moments(self, x: ArrayLike, order: int = 2, exact: bool = True) -> Moments:
         """Return the integrals of r**k dF over [0, x], k = 0..order.
 
         ``exact`` is described in ``TruncatedNormal.interval``.

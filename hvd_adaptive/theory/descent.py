@@ -10,8 +10,6 @@ from __future__ import annotations
 from hvd_adaptive.base.checks import check_choice
 from hvd_adaptive.theory.arguments import check_count, check_not_negative, check_positive
 
-__all__ = ["compressed_descent", "feedback_descent"]
-
 
 def compressed_descent(
     *,

@@ -14,16 +14,7 @@ from __future__ import annotations
 import math
 
 from hvd_adaptive.base.checks import check_choice, check_flag
-from hvd_adaptive.schemes.qcs import variance_bound as qcs_variance_bound
 from hvd_adaptive.theory.arguments import check_not_negative, check_positive
-
-__all__ = [
-    "best_feedback",
-    "feedback_limit",
-    "mmse_error",
-    "qcs_variance_bound",
-    "residual_bound",
-]
 
 
 def mmse_error(gamma: float) -> float:
