@@ -23,7 +23,7 @@ class Means:
     def __init__(self, begin: float | None) -> None:
         self._begin = begin
         self._timed = 0  # steps since then
-        self._of_timed = dict.fromkeys(OF_WHOLE, 0.0)
+        self._of_timed = StepFigures()
         self.ended = begin or 0.0
         self.steps = 0
         self.monitor_s = 0.0
@@ -42,8 +42,7 @@ class Means:
             self._begin = self.ended
         else:
             self._timed += 1
-            for name in OF_WHOLE:
-                self._of_timed[name] += getattr(last, name)
+            self._of_timed.add(last)
         self.steps += 1
         self._step, self._version = number, version
         self._total.add(last)
@@ -61,14 +60,15 @@ class Means:
         that the monitor took) and groups (the figures of each group).
         """
         whole = _means(self._total, self.steps)
-        begin = self.ended if self._begin is None else self._begin
+        begin, timed = self.ended if self._begin is None else self._begin, self._timed
+        of_timed = {name: getattr(self._of_timed, name) for name in OF_WHOLE}
         return {
             "step": self._step,
             "steps": self.steps,
             **whole,
             "peak_bytes": self._total.peak_bytes,
-            "step_s": (self.ended - begin) / self._timed if self._timed else None,
-            **{n: s / self._timed if self._timed else None for n, s in self._of_timed.items()},
+            "step_s": (self.ended - begin) / timed if timed else None,
+            **{name: total / timed if timed else None for name, total in of_timed.items()},
             "non_finite": sum(self._non_finite.values()),
             "table_version": self._version,
             "monitor_s": self.monitor_s / self.steps,

@@ -10,6 +10,8 @@ import torch
 
 from hvd_adaptive.base.device import HostCopy
 
+SECONDS = ("encode_s", "exchange_s", "decode_s")
+
 
 @dataclass
 class StepFigures:
@@ -190,17 +192,11 @@ class StepMeter:
             It excludes the temporary memory of encoding one group and Horovod's own buffers.
         """
         last = self.last or StepFigures()
+        sizes = ("coordinates", "payload_bytes", "wire_bytes", "uncompressed_bytes", "peak_bytes")
         bits = 8 * last.payload_bytes / last.coordinates if last.coordinates else 0.0
         return {
-            "coordinates": last.coordinates,
-            "payload_bytes": last.payload_bytes,
-            "wire_bytes": last.wire_bytes,
-            "uncompressed_bytes": last.uncompressed_bytes,
+            **{name: getattr(last, name) for name in (*sizes, *SECONDS)},
             "bits_per_coordinate": bits,
             "relative_error": self.relative_error,
             "non_finite": sum(self.non_finite().values()),
-            "encode_s": last.encode_s,
-            "exchange_s": last.exchange_s,
-            "decode_s": last.decode_s,
-            "peak_bytes": last.peak_bytes,
         }

@@ -12,6 +12,8 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import IO, Any, Protocol
 
+from hvd_adaptive.monitor.meter import SECONDS
+
 Record = Mapping[str, Any]
 
 # Longest time until written lines are flushed, in seconds; a later line flushes them.
@@ -74,7 +76,7 @@ class JsonLines:
             file.close()
 
 
-class PythonLog:
+class PythonLog(Sink):
     """Writer of one log line at level INFO for each record."""
 
     def __init__(self, logger: logging.Logger) -> None:
@@ -85,23 +87,15 @@ class PythonLog:
         if record["kind"] in _LINES:
             self._logger.info("%s", _LINES[record["kind"]](record))
 
-    def flush(self) -> None:
-        pass
-
-    def close(self) -> None:
-        pass
-
 
 def _start_line(record: Record) -> str:
     groups, stock = record["groups"], record.get("stock") or {}
     coordinates = sum(group["coordinates"] for group in groups)
-    return "; ".join(
-        [
-            f"monitoring {record['scheme']} over {record['ranks']} ranks: {coordinates:,} "
-            f"coordinates in {len(groups)} groups",
-            *(f"one exchange in stock {name} takes {1e3 * s:.1f} ms" for name, s in stock.items()),
-        ]
+    line = (
+        f"monitoring {record['scheme']} over {record['ranks']} ranks: {coordinates:,} coordinates"
     )
+    times = (f"; one exchange in stock {n} takes {1e3 * s:.1f} ms" for n, s in stock.items())
+    return f"{line} in {len(groups)} groups{''.join(times)}"
 
 
 def _step_line(record: Record) -> str:
@@ -122,7 +116,7 @@ _LINES: dict[str, Callable[[Record], str]] = {"start": _start_line, "step": _ste
 
 
 # Figures that are curves: of groups and steps, and of steps only.
-OF_GROUPS = ("payload_bytes", "relative_error", "encode_s", "exchange_s", "decode_s")
+OF_GROUPS = ("payload_bytes", "relative_error", *SECONDS)
 OF_STEPS = ("wire_bytes", "ratio", "bits_per_coordinate", "step_s", "peak_bytes", "non_finite")
 
 
@@ -134,10 +128,20 @@ class TensorBoard:
 
     def write(self, record: Record) -> None:
         """Write the scalars of a record of a step or a table."""
+        prefix, scalars = self._prefix, {}
+        if record["compressor"]:
+            prefix += f"/{record['compressor']}"
         if record["kind"] == "step":
-            self._step(record)
+            scalars = {name: record[name] for name in (*OF_GROUPS, *OF_STEPS, "table_version")}
+            for group in record["groups"]:
+                scalars |= {f"group {group['group']}/{name}": group[name] for name in OF_GROUPS}
         elif record["kind"] == "table":
-            self._table(record)
+            part = f" {record['part']}" if record["part"] else ""
+            levels = enumerate(record["levels"])
+            scalars = {f"levels{part}/{index:03d}": level for index, level in levels}
+        for name, value in scalars.items():
+            if value is not None and math.isfinite(value):
+                self._writer.add_scalar(f"{prefix}/{name}", value, record["step"])
 
     def flush(self) -> None:
         """Flush the user's writer if it can be flushed."""
@@ -146,27 +150,6 @@ class TensorBoard:
     def close(self) -> None:
         """Flush; the user closes the writer."""
         self.flush()
-
-    def _step(self, record: Record) -> None:
-        prefix = self._labelled(record)
-        for name in (*OF_GROUPS, *OF_STEPS, "table_version"):
-            self._add(f"{prefix}/{name}", record[name], record["step"])
-        for of_group in record["groups"]:
-            for name in OF_GROUPS:
-                tag = f"{prefix}/group {of_group['group']}/{name}"
-                self._add(tag, of_group[name], record["step"])
-
-    def _table(self, record: Record) -> None:
-        part = f" {record['part']}" if record["part"] else ""
-        for index, level in enumerate(record["levels"]):
-            self._add(f"{self._labelled(record)}/levels{part}/{index:03d}", level, record["step"])
-
-    def _labelled(self, record: Record) -> str:
-        return f"{self._prefix}/{record['compressor']}" if record["compressor"] else self._prefix
-
-    def _add(self, tag: str, value: float | None, step: int) -> None:
-        if value is not None and math.isfinite(value):
-            self._writer.add_scalar(tag, value, step)
 
 
 def _unused(folder: Path, begun: str) -> Path:
