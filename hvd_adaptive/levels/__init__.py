@@ -21,7 +21,6 @@ from hvd_adaptive.levels.magnitudes import exponential_magnitudes as exponential
 from hvd_adaptive.levels.magnitudes import magnitude_count as magnitude_count
 from hvd_adaptive.levels.magnitudes import signed_levels as signed_levels
 from hvd_adaptive.levels.magnitudes import uniform_magnitudes as uniform_magnitudes
-from hvd_adaptive.levels.mixture import Mixture as Mixture
 from hvd_adaptive.levels.multiplier import MultiplierFit as MultiplierFit
 from hvd_adaptive.levels.multiplier import fit_multiplier as fit_multiplier
 from hvd_adaptive.levels.objective import expected_variance as expected_variance
@@ -32,4 +31,5 @@ from hvd_adaptive.levels.probabilities import magnitude_probabilities as magnitu
 from hvd_adaptive.levels.probabilities import symbol_probabilities as symbol_probabilities
 from hvd_adaptive.levels.tail import with_tail as with_tail
 from hvd_adaptive.levels.truncated_normal import Folded as Folded
+from hvd_adaptive.levels.truncated_normal import Mixture as Mixture
 from hvd_adaptive.levels.truncated_normal import TruncatedNormal as TruncatedNormal

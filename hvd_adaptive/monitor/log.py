@@ -28,7 +28,7 @@ class Log:
         rank: The rank.
         starts: Records of layouts (run/monitored.py).
         tables: Records of level tables (sinks.py).
-        steps: Records of steps (means.py).
+        steps: Records of steps (meter.py).
         warnings: Records of warnings.
     """
 

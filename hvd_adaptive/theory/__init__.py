@@ -16,6 +16,8 @@ from hvd_adaptive.theory.code_length import qsgd_dense_code_length as qsgd_dense
 from hvd_adaptive.theory.code_length import sparse_code_bits as sparse_code_bits
 from hvd_adaptive.theory.code_length import sparse_code_length_bound as sparse_code_length_bound
 from hvd_adaptive.theory.convergence import Guarantee as Guarantee
+from hvd_adaptive.theory.convergence import momentum_convex as momentum_convex
+from hvd_adaptive.theory.convergence import momentum_nonconvex as momentum_nonconvex
 from hvd_adaptive.theory.convergence import nonsmooth_convex as nonsmooth_convex
 from hvd_adaptive.theory.convergence import quantized_variance as quantized_variance
 from hvd_adaptive.theory.convergence import smooth_convex as smooth_convex
@@ -27,14 +29,12 @@ from hvd_adaptive.theory.convexity import least_convex_pair as least_convex_pair
 from hvd_adaptive.theory.convexity import objective_hessian as objective_hessian
 from hvd_adaptive.theory.convexity import variance_gap as variance_gap
 from hvd_adaptive.theory.convexity import variance_gap_bound as variance_gap_bound
-from hvd_adaptive.theory.descent import compressed_descent as compressed_descent
-from hvd_adaptive.theory.descent import feedback_descent as feedback_descent
 from hvd_adaptive.theory.feedback import best_feedback as best_feedback
+from hvd_adaptive.theory.feedback import compressed_descent as compressed_descent
+from hvd_adaptive.theory.feedback import feedback_descent as feedback_descent
 from hvd_adaptive.theory.feedback import feedback_limit as feedback_limit
 from hvd_adaptive.theory.feedback import mmse_error as mmse_error
 from hvd_adaptive.theory.feedback import residual_bound as residual_bound
-from hvd_adaptive.theory.momentum import momentum_convex as momentum_convex
-from hvd_adaptive.theory.momentum import momentum_nonconvex as momentum_nonconvex
 from hvd_adaptive.theory.variance import exact_variance as exact_variance
 from hvd_adaptive.theory.variance import exponent_constant as exponent_constant
 from hvd_adaptive.theory.variance import nuqsgd_variance_bound as nuqsgd_variance_bound

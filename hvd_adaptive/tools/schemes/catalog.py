@@ -24,8 +24,8 @@ SAMPLE = 1 << 18
 
 
 @dataclass(frozen=True)
-class Entry:
-    """Scheme constructed with only its required keywords; see ``Outline`` for the other attributes.
+class Entry(Outline):
+    """Scheme constructed with only its required keywords.
 
     Attributes:
         call: How the scheme was constructed.
@@ -36,16 +36,12 @@ class Entry:
         unbiased: Whether E Q(v) = v.
     """
 
-    name: str
-    method: str
     call: str
-    keywords: dict[str, str]
     bits: float
     relative_error: float
     laplacian_error: float
     bound: float | None
     unbiased: bool
-    documentation: str
 
 
 def scheme_classes() -> dict[str, type[GradientCompressor]]:
