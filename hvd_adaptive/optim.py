@@ -108,9 +108,8 @@ class HorovodRanks:
     """Ranks of a Horovod process set; this process is one of them."""
 
     def __init__(self, process_set: Any = None) -> None:
-        world = HorovodWorld(process_set)
-        self._world = world
-        self.size, self.own = world.size, [world.rank]
+        self._world = HorovodWorld(process_set)
+        self.size, self.own = self._world.size, [self._world.rank]
 
     def gather(self, own: Sequence[torch.Tensor], name: str) -> list[torch.Tensor]:
         """Return all ranks' tensors, in rank order; payloads (uint8) may differ in length."""
@@ -186,9 +185,8 @@ class QSVRG:
     ) -> None:
         is_vector = start.dim() == 1 and start.numel() > 0
         if not is_vector or start.dtype not in (torch.float32, torch.float64):
-            raise ValueError(
-                "start: must be a float32 or float64 tensor of one dimension, not empty"
-            )
+            kinds = "a float32 or float64 tensor of one dimension, not empty"
+            raise ValueError(f"start: must be {kinds}")
         self.ranks = ranks or LocalRanks(len(portions))
         if len(portions) != len(self.ranks.own):
             raise ValueError(

@@ -71,11 +71,10 @@ class Coder(ABC):
         return
 
     @classmethod
-    @abstractmethod
     def make(
         cls, packing: Packing, bucket_size: int, probabilities: np.ndarray | None
     ) -> Coder | None:
-        """Return the coder of a table.
+        """Return the coder of a table, which a subclass may fit to its probabilities.
 
         Args:
             packing: How the kernels pack the codes.
@@ -86,6 +85,7 @@ class Coder(ABC):
             The coder, or None if it needs probabilities and there are none yet; payloads are then
             fixed.
         """
+        return cls(packing, bucket_size)
 
     @property
     def fingerprint(self) -> int:

@@ -109,12 +109,6 @@ class EliasCoder(Coder):
                 "distances between nonzero coordinates"
             )
 
-    @classmethod
-    def make(
-        cls, packing: Packing, bucket_size: int, probabilities: np.ndarray | None
-    ) -> EliasCoder:
-        return cls(packing, bucket_size)
-
     def most_bytes(self, count: int) -> int:
         return -(-count * self._most_bits // 8) + kernels.on_host("elias").SLACK
 

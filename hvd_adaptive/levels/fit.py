@@ -84,10 +84,8 @@ def exponential(distribution: Distribution | None, count: int, symmetric: bool) 
 
 def quantile(distribution: Distribution, count: int, symmetric: bool) -> Array:
     """Return equal steps of the mass away from zero."""
-    zeros = distribution.cdf(np.zeros(1))
-    return separated(
-        distribution.ppf(zeros + (1 - zeros) * uniform_magnitudes(count, symmetric)), symmetric
-    )
+    zeros, steps = distribution.cdf(np.zeros(1)), uniform_magnitudes(count, symmetric)
+    return separated(distribution.ppf(zeros + (1 - zeros) * steps), symmetric)
 
 
 def cube_root(distribution: Distribution, count: int, symmetric: bool) -> Array:
@@ -102,9 +100,8 @@ def cube_root(distribution: Distribution, count: int, symmetric: bool) -> Array:
     if roots[-1] == 0:
         return uniform(distribution, count, symmetric)
     share = np.concatenate([[0.0], roots / roots[-1]])
-    return separated(
-        np.interp(uniform_magnitudes(count, symmetric), share, histogram.edges), symmetric
-    )
+    steps = uniform_magnitudes(count, symmetric)
+    return separated(np.interp(steps, share, histogram.edges), symmetric)
 
 
 def dynamic_programme(distribution: Distribution, count: int, symmetric: bool) -> Array:
@@ -191,9 +188,5 @@ def fit_levels(
         named[name] = start(distribution, count, symmetric)
     descent = SOLVERS[solver](np.stack(list(named.values())), distribution, symmetric)
     best = int(np.argmin(descent.history[-1]))
-    return FitResult(
-        descent.magnitudes[best],
-        float(descent.history[-1][best]),
-        list(named)[best],
-        descent.sweeps,
-    )
+    objective = float(descent.history[-1][best])
+    return FitResult(descent.magnitudes[best], objective, list(named)[best], descent.sweeps)

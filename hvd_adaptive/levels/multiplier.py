@@ -91,7 +91,8 @@ def _descend(
     while steps < _STEPS and size > 1e-6:
         steps += 1
         slope = multiplier_gradient(p, law, count, symmetric)
-        moved = _shifted(p, -np.sign(slope) * size, least)
+        odds = p / (1 - p) * np.exp(-np.sign(slope) * size)
+        moved = float(np.clip(odds / (1 + odds), least, _LARGEST))
         lower = objective(moved)
         if lower < value:
             p, value, size = moved, lower, 1.2 * size
@@ -102,8 +103,3 @@ def _descend(
 
 def _logit(p: float) -> float:
     return float(np.log(p / (1 - p)))
-
-
-def _shifted(p: float, amount: float, least: float) -> float:
-    odds = p / (1 - p) * np.exp(amount)
-    return float(np.clip(odds / (1 + odds), least, _LARGEST))

@@ -17,8 +17,8 @@ from typing import Any
 
 from hvd_adaptive.base.checks import check_flag, check_has, check_integer, is_real
 from hvd_adaptive.monitor.alarms import Alarms
+from hvd_adaptive.monitor.log import JsonLines, PythonLog, Sink, TensorBoard
 from hvd_adaptive.monitor.meter import Means
-from hvd_adaptive.monitor.sinks import JsonLines, PythonLog, Sink, TensorBoard
 
 logger = logging.getLogger("hvd_adaptive")
 

@@ -131,9 +131,8 @@ def results(job: Job) -> list[Any]:
     """
     code = job.wait()
     if code != 0:
-        how = f"ended with status {code}"
-        if code is None:
-            how = f"did not end within {job.seconds:.0f} s"
+        late = f"did not end within {job.seconds:.0f} s"
+        how = late if code is None else f"ended with status {code}"
         raise RanksError(f"{Path(job.command[0]).name} {how}", job.text())
     # horovodrun writes "[1,0]<stdout>:" before each line.
     lines = (line.partition(MARK) for line in job.text().splitlines())

@@ -1,4 +1,4 @@
 """Check that the installed programs work together: `hvd-adaptive doctor`.
 
-checks examines the environment, worker runs on two ranks, command is the command line.
+command has the checks and the command line, worker runs on two ranks.
 """

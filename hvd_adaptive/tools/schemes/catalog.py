@@ -46,12 +46,9 @@ class Entry(Outline):
 
 def scheme_classes() -> dict[str, type[GradientCompressor]]:
     """Return the schemes that hvd_adaptive exports, by name, in the order of ``__all__``."""
-    found = {name: getattr(hvd_adaptive, name) for name in hvd_adaptive.__all__}
-    return {
-        name: value
-        for name, value in found.items()
-        if inspect.isclass(value) and issubclass(value, GradientCompressor)
-    }
+    exported = (getattr(hvd_adaptive, name) for name in hvd_adaptive.__all__)
+    kinds = filter(inspect.isclass, exported)
+    return {kind.__name__: kind for kind in kinds if issubclass(kind, GradientCompressor)}
 
 
 def entry(outline: Outline) -> Entry:
