@@ -10,7 +10,9 @@ from hvd_adaptive.levels.fit import SOLVERS as SOLVERS
 from hvd_adaptive.levels.fit import STARTS as STARTS
 from hvd_adaptive.levels.fit import FitError as FitError
 from hvd_adaptive.levels.fit import FitResult as FitResult
+from hvd_adaptive.levels.fit import MultiplierFit as MultiplierFit
 from hvd_adaptive.levels.fit import fit_levels as fit_levels
+from hvd_adaptive.levels.fit import fit_multiplier as fit_multiplier
 from hvd_adaptive.levels.fit import gradient_descent as gradient_descent
 from hvd_adaptive.levels.histogram import LOG_BINS as LOG_BINS
 from hvd_adaptive.levels.histogram import LOG_EDGES as LOG_EDGES
@@ -21,14 +23,12 @@ from hvd_adaptive.levels.magnitudes import exponential_magnitudes as exponential
 from hvd_adaptive.levels.magnitudes import magnitude_count as magnitude_count
 from hvd_adaptive.levels.magnitudes import signed_levels as signed_levels
 from hvd_adaptive.levels.magnitudes import uniform_magnitudes as uniform_magnitudes
-from hvd_adaptive.levels.multiplier import MultiplierFit as MultiplierFit
-from hvd_adaptive.levels.multiplier import fit_multiplier as fit_multiplier
+from hvd_adaptive.levels.objective import entropy_bits as entropy_bits
 from hvd_adaptive.levels.objective import expected_variance as expected_variance
 from hvd_adaptive.levels.objective import gradient as gradient
+from hvd_adaptive.levels.objective import magnitude_probabilities as magnitude_probabilities
 from hvd_adaptive.levels.objective import sample_variance as sample_variance
-from hvd_adaptive.levels.probabilities import entropy_bits as entropy_bits
-from hvd_adaptive.levels.probabilities import magnitude_probabilities as magnitude_probabilities
-from hvd_adaptive.levels.probabilities import symbol_probabilities as symbol_probabilities
+from hvd_adaptive.levels.objective import symbol_probabilities as symbol_probabilities
 from hvd_adaptive.levels.tail import with_tail as with_tail
 from hvd_adaptive.levels.truncated_normal import Folded as Folded
 from hvd_adaptive.levels.truncated_normal import Mixture as Mixture

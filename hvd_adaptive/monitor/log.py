@@ -32,9 +32,11 @@ class Sink(Protocol):
 
     def write(self, record: Record) -> None: ...
 
-    def flush(self) -> None: ...
+    def flush(self) -> None:
+        return
 
-    def close(self) -> None: ...
+    def close(self) -> None:
+        return
 
 
 class JsonLines:

@@ -138,7 +138,7 @@ def find_gpu(wish: str, torch_cuda: str | None) -> Gpu:
     # nvcc may be a script that calls another: then the runtime's header is not beside it.
     headers = "include/cuda_runtime.h", "targets/*/include/cuda_runtime.h"
     toolkit = _find(toolkits, headers, ["bin/nvcc"]) if torch_cuda else None
-    home = toolkit and toolkit[1].parent.parent
+    home = toolkit[1].parent.parent if toolkit else None
     # PyPI's NCCL, torch's own, precedes the system's.
     homes = named("HOROVOD_NCCL_HOME"), named("NCCL_HOME"), SITE / "nvidia/nccl", home, "/usr"
     nccl = _find(homes, ["include/nccl.h"], ["lib*/libnccl.so*", "lib/*/libnccl.so*"])
@@ -164,7 +164,7 @@ def find_gpu(wish: str, torch_cuda: str | None) -> Gpu:
 
 def _find(homes: Iterable[str | Path | None], *patterns: Sequence[str]) -> list[Path] | None:
     """Return a file of each group of patterns, in the first of these folders that has all."""
-    for home in map(Path, filter(None, homes)):
+    for home in (Path(one) for one in homes if one):
         found = [[path for one in names for path in sorted(home.glob(one))] for names in patterns]
         if all(found):
             return [paths[0] for paths in found]

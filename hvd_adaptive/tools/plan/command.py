@@ -94,8 +94,8 @@ def run(arguments: argparse.Namespace) -> int:
     choice, reason = model.advise(predictions)
     compression = model.in_script(choice)
     if arguments.json:
-        plan = {"job": asdict(job), "machine": asdict(machine)}
-        plan |= {"predictions": [asdict(p) for p in predictions]}
+        rows = [asdict(p) for p in predictions]
+        plan = {"job": asdict(job), "machine": asdict(machine), "predictions": rows}
         output.print_json(plan | {"recommended": {"compression": compression, "why": reason}})
     else:
         model.show(predictions, choice)
