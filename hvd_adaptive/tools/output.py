@@ -168,11 +168,9 @@ def make_table(
         names = ", ".join(left_out).replace("\n", " ")
         caption += f"\nNot shown, for want of width: {names}; {more}."
     table = Table(title=title, caption=caption.strip(), caption_justify="left", show_lines=lines)
+    number: Any = {"justify": "right", "no_wrap": True}
     for column in map(columns.__getitem__, shown):
-        if column.text:
-            table.add_column(column.heading, overflow="fold")
-        else:
-            table.add_column(column.heading, justify="right", no_wrap=True)
+        table.add_column(column.heading, **{"overflow": "fold"} if column.text else number)
     for row, style in zip(rows, styles or [None] * len(rows), strict=True):
         table.add_row(*(row[place] for place in shown), style=style)
     return table

@@ -6,8 +6,8 @@ import html
 import io
 import re
 import time
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Sequence
+from typing import Any, cast
 
 import jinja2
 import matplotlib
@@ -61,7 +61,8 @@ def page(logs: Sequence[Log], title: str) -> str:
     )
     filters = (size, seconds, figure, share)
     environment.filters |= {one.__name__: one for one in filters}
-    runs = [section(log) for log in logs]
+    with matplotlib.rc_context(STYLE):
+        runs = [section(log) for log in logs]
     return environment.get_template("page.html").render(title=title, runs=runs)
 
 
@@ -138,19 +139,17 @@ def _times(ring: float, sent: float) -> str:
 
 def bytes_figure(log: Log, summary: Summary) -> str:
     """Draw what this rank sent in each step, beside a ring of float32."""
-
-    def draw(axes: Axes) -> None:
-        steps, sent = _series(log.steps, "wire_bytes")
-        own, stock, float32 = "sent by this rank", "float32 over a ring", summary.ring_bytes
-        lines = axes.plot(steps, sent, color=BLUE, drawstyle="steps-pre", label=own)
-        ring = axes.axhline(float32, color=ORANGE, dashes=(5, 3), label=stock)
-        _tip(axes, lines[0], f"{own}: {_range(sent)} bytes a step")
-        _tip(axes, ring, f"{stock}: {float32:,.0f} bytes a step")
-        axes.set_ylim(0, 1.12 * max([float32, *sent]))
-        axes.yaxis.set_major_formatter(EngFormatter("B"))
-        _label(axes)
-
-    return _svg("bytes", draw)
+    axes = _axes()
+    steps, sent = _series(log.steps, "wire_bytes")
+    own, stock, float32 = "sent by this rank", "float32 over a ring", summary.ring_bytes
+    lines = axes.plot(steps, sent, color=BLUE, drawstyle="steps-pre", label=own)
+    ring = axes.axhline(float32, color=ORANGE, dashes=(5, 3), label=stock)
+    _tip(axes, lines[0], f"{own}: {_range(sent)} bytes a step")
+    _tip(axes, ring, f"{stock}: {float32:,.0f} bytes a step")
+    axes.set_ylim(0, 1.12 * max([float32, *sent]))
+    axes.yaxis.set_major_formatter(EngFormatter("B"))
+    _label(axes)
+    return _svg("bytes", axes)
 
 
 def error_figure(log: Log) -> str | None:
@@ -158,22 +157,20 @@ def error_figure(log: Log) -> str | None:
     steps, errors = _series(log.steps, "relative_error")
     if not errors:
         return None
-
-    def draw(axes: Axes) -> None:
-        lines = axes.plot(steps, errors, color=BLUE, label="relative squared error")
-        _tip(axes, lines[0], f"relative squared error: {_range(errors)}")
-        fitted = [table for table in log.tables if table["part"] == "" and table["version"]]
-        for at, table in enumerate(fitted):
-            label = "level table refitted" if not at else None
-            line = axes.axvline(table["step"], color=GREY, lw=1, dashes=(2, 2), label=label)
-            _tip(axes, line, f"table {table['version']}, fitted at step {table['step']}")
-        if max(errors) > 20 * min(errors) > 0:
-            axes.set_yscale("log")
-        else:
-            axes.set_ylim(0, 1.12 * max(errors))
-        _label(axes)
-
-    return _svg("error", draw)
+    axes = _axes()
+    lines = axes.plot(steps, errors, color=BLUE, label="relative squared error")
+    _tip(axes, lines[0], f"relative squared error: {_range(errors)}")
+    fitted = [table for table in log.tables if table["part"] == "" and table["version"]]
+    for at, table in enumerate(fitted):
+        label = "level table refitted" if not at else None
+        line = axes.axvline(table["step"], color=GREY, lw=1, dashes=(2, 2), label=label)
+        _tip(axes, line, f"table {table['version']}, fitted at step {table['step']}")
+    if max(errors) > 20 * min(errors) > 0:
+        axes.set_yscale("log")
+    else:
+        axes.set_ylim(0, 1.12 * max(errors))
+    _label(axes)
+    return _svg("error", axes)
 
 
 def levels_figure(log: Log, part: str) -> str | None:
@@ -182,25 +179,23 @@ def levels_figure(log: Log, part: str) -> str | None:
     if not tables:
         return None
     ends = [table["step"] for table in tables[1:]] + [log.steps[-1]["step"] + 1]
-
-    def draw(axes: Axes) -> None:
-        least = min(abs(v) for table in tables for v in table["levels"] if v)
-        for table, end in zip(tables, ends, strict=True):
-            lines = axes.hlines(table["levels"], table["step"], end, color=BLUE, lw=1.6)
-            levels = ", ".join(f"{level:.3g}" for level in table["levels"][-MOST_LEVELS:])
-            _tip(axes, lines, f"table {table['version']} from step {table['step']}: ..., {levels}")
-        for table in tables[1:]:
-            axes.axvline(table["step"], color=GREY, lw=1, dashes=(2, 2))
-        axes.set_yscale("symlog", linthresh=least, linscale=0.5)
-        axes.set_ylim(-1.3, 1.3)
-        axes.yaxis.set_major_formatter(lambda value, at: f"{value:g}")
-        decades = [10.0**-place for place in range(9) if 10.0**-place > 2 * least]
-        axes.set_yticks([*decades, 0.0, *(-value for value in decades)])
-        axes.minorticks_off()
-        axes.set_xlabel("step")
-        axes.set_ylabel("level / the bucket's norm")
-
-    return _svg(f"levels {part}", draw, height=2.6)
+    axes = _axes()
+    least = min(abs(v) for table in tables for v in table["levels"] if v)
+    for table, end in zip(tables, ends, strict=True):
+        lines = axes.hlines(table["levels"], table["step"], end, color=BLUE, lw=1.6)
+        levels = ", ".join(f"{level:.3g}" for level in table["levels"][-MOST_LEVELS:])
+        _tip(axes, lines, f"table {table['version']} from step {table['step']}: ..., {levels}")
+    for table in tables[1:]:
+        axes.axvline(table["step"], color=GREY, lw=1, dashes=(2, 2))
+    axes.set_yscale("symlog", linthresh=least, linscale=0.5)
+    axes.set_ylim(-1.3, 1.3)
+    axes.yaxis.set_major_formatter(lambda value, at: f"{value:g}")
+    decades = [10.0**-place for place in range(9) if 10.0**-place > 2 * least]
+    axes.set_yticks([*decades, 0.0, *(-value for value in decades)])
+    axes.minorticks_off()
+    axes.set_xlabel("step")
+    axes.set_ylabel("level / the bucket's norm")
+    return _svg(f"levels {part}", axes)
 
 
 def time_figure(log: Log) -> str:
@@ -209,23 +204,21 @@ def time_figure(log: Log) -> str:
     rows = [{**r, "step_s": r["step_s"] or sum(r[n] for n in names.values())} for r in log.steps]
     for row in rows:
         row["rest"] = max(0.0, row["step_s"] - sum(row[name] for name in names.values()))
-
-    def draw(axes: Axes) -> None:
-        steps, _ = _series(rows, "rest")
-        parts = [_series(rows, name)[1] for name in [*names.values(), "rest"]]
-        labels = [*names, "the rest of the step"]
-        colours = (BLUE, ORANGE, GREEN, GREY)
-        areas = axes.stackplot(steps, parts, labels=labels, colors=colours, lw=0)
-        for area, name, part in zip(areas, labels, parts, strict=True):
-            milliseconds = 1e3 * sum(part) / max(1, len(part))
-            _tip(axes, area, f"{name}: {milliseconds:.3g} ms of a step, on average")
-        totals = sorted(map(sum, zip(*parts, strict=True)))
-        # A first step that compiles must not flatten all others.
-        axes.set_ylim(0, 1.15 * totals[int(0.95 * (len(totals) - 1))])
-        axes.yaxis.set_major_formatter(EngFormatter("s"))
-        _label(axes, columns=4)
-
-    return _svg("time", draw)
+    axes = _axes()
+    steps, _ = _series(rows, "rest")
+    parts = [_series(rows, name)[1] for name in [*names.values(), "rest"]]
+    labels = [*names, "the rest of the step"]
+    colours = (BLUE, ORANGE, GREEN, GREY)
+    areas = axes.stackplot(steps, parts, labels=labels, colors=colours, lw=0)
+    for area, name, part in zip(areas, labels, parts, strict=True):
+        milliseconds = 1e3 * sum(part) / max(1, len(part))
+        _tip(axes, area, f"{name}: {milliseconds:.3g} ms of a step, on average")
+    totals = sorted(map(sum, zip(*parts, strict=True)))
+    # A first step that compiles must not flatten all others.
+    axes.set_ylim(0, 1.15 * totals[int(0.95 * (len(totals) - 1))])
+    axes.yaxis.set_major_formatter(EngFormatter("s"))
+    _label(axes, columns=4)
+    return _svg("time", axes)
 
 
 def costs_figure(rows: Sequence[Cost], wide: bool = True) -> str | None:
@@ -237,24 +230,21 @@ def costs_figure(rows: Sequence[Cost], wide: bool = True) -> str | None:
     if not shown:
         return None
     total = sum(row.payload_bytes for row in rows)
-
-    def draw(axes: Axes) -> None:
-        names = [_short(row.name, 34 if wide else 18) for row in shown]
-        places, sent = range(len(shown)), [row.payload_bytes for row in shown]
-        bars = axes.barh(places, sent, color=BLUE, height=0.7)
-        for place, bar, row in zip(places, bars, shown, strict=True):
-            part = share(sent[place], total)
-            _tip(axes, bar, f"{_printable(row.name)}: {sent[place]:,.0f} bytes a step, {part}")
-            axes.annotate(f" {part}", (sent[place], place), va="center")
-        axes.set_yticks(places, names)
-        axes.invert_yaxis()
-        axes.set_xlim(0, 1.15 * sent[0])
-        axes.xaxis.set_major_formatter(EngFormatter("B"))
-        axes.grid(axis="y", visible=False)
-        axes.set_xlabel("payload bytes a step")
-
-    label, width = ("costs", WIDE) if wide else ("costs, narrow", NARROW)
-    return _svg(label, draw, width, 0.8 + 0.27 * len(shown))
+    axes = _axes(WIDE if wide else NARROW, 0.8 + 0.27 * len(shown))
+    names = [_short(row.name, 34 if wide else 18) for row in shown]
+    places, sent = range(len(shown)), [row.payload_bytes for row in shown]
+    bars = axes.barh(places, sent, color=BLUE, height=0.7)
+    for place, bar, row in zip(places, bars, shown, strict=True):
+        part = share(sent[place], total)
+        _tip(axes, bar, f"{_printable(row.name)}: {sent[place]:,.0f} bytes a step, {part}")
+        axes.annotate(f" {part}", (sent[place], place), va="center")
+    axes.set_yticks(places, names)
+    axes.invert_yaxis()
+    axes.set_xlim(0, 1.15 * sent[0])
+    axes.xaxis.set_major_formatter(EngFormatter("B"))
+    axes.grid(axis="y", visible=False)
+    axes.set_xlabel("payload bytes a step")
+    return _svg("costs" if wide else "costs, narrow", axes)
 
 
 def _series(records: Sequence[dict[str, Any]], name: str) -> tuple[list[float], list[float]]:
@@ -301,16 +291,14 @@ def _printable(text: str) -> str:
     return "".join(letter if letter.isprintable() else "\ufffd" for letter in text)
 
 
-def _svg(
-    label: str, draw: Callable[[Axes], None], width: float = NARROW, height: float = 2.6
-) -> str:
+def _axes(width: float = NARROW, height: float = 2.6) -> Axes:
+    return Figure(figsize=(width, height), layout="constrained").add_subplot()
+
+
+def _svg(label: str, axes: Axes) -> str:
     """Return an <svg> element as wide as its place. ``label`` makes its ids unique in the page."""
-    label = _printable(label)
-    with matplotlib.rc_context(STYLE | {"svg.hashsalt": label}):
-        figure = Figure(figsize=(width, height), layout="constrained")
-        axes = figure.add_subplot()
-        draw(axes)
-        file = io.StringIO()
+    label, file, figure = _printable(label), io.StringIO(), cast(Figure, axes.figure)
+    with matplotlib.rc_context({"svg.hashsalt": label}):
         metadata = {"Date": None, "Creator": None}
         figure.savefig(file, format="svg", metadata=metadata, transparent=True)
     svg = file.getvalue()
