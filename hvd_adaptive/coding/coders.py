@@ -55,9 +55,8 @@ class HuffmanCoder(Coder):
     def encode_segments(self, codes: np.ndarray, outs: np.ndarray) -> list[int]:
         if len(codes) != 2:
             return super().encode_segments(codes, outs)
-        return [
-            -(-end // 8) for end in kernels.on_host("huffman").encode_two(codes, self.book, outs)
-        ]
+        ends = kernels.on_host("huffman").encode_two(codes, self.book, outs)
+        return [-(-end // 8) for end in ends]
 
     def decode_segments(self, data: Sequence[np.ndarray], codes: np.ndarray) -> list[bool]:
         if len(codes) != 2:

@@ -164,9 +164,8 @@ class Histogram(Distribution):
         low, density = self.edges[bins], self.density[bins]
         # With t = b - low: 1.5 density t**2 + slope t = lack.
         slope = 2 * self._cdf[bins] + density * (low + c)
-        lack = np.maximum(
-            goal[..., 0] - np.take_along_axis(at_edges, bins[..., None], -1)[..., 0], 0.0
-        )
+        below = np.take_along_axis(at_edges, bins[..., None], -1)
+        lack = np.maximum(goal - below, 0.0)[..., 0]
         root = slope + np.hypot(slope, np.sqrt(6 * density * lack))
         step = np.divide(2 * lack, root, out=np.zeros(c.shape), where=root > 0)
         return np.minimum(np.minimum(low + step, self.edges[bins + 1]), c)

@@ -141,9 +141,8 @@ class TruncatedNormal(Distribution):
 
     def _integrate(self, power: int, x: Array, y: Array, where: np.ndarray) -> Array:
         """Integrate theta**power by Gauss-Legendre over the part of [x, y] that contributes."""
-        mu, sigma, mode = (
-            np.broadcast_to(a, where.shape)[where] for a in (self.mu, self.sigma, self._mode)
-        )
+        shared = self.mu, self.sigma, self._mode
+        mu, sigma, mode = (np.broadcast_to(one, where.shape)[where] for one in shared)
         x, y = x[where], y[where]
         peak = np.clip(mu, x, y)
         # Use offsets from the peak, not positions: theta - mu must not be rounded at the scale of

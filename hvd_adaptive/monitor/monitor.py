@@ -95,8 +95,16 @@ class Monitor:
         writer = "a torch.utils.tensorboard.SummaryWriter"
         self._writer = check_has("tensorboard", tensorboard, "add_scalar", writer)
         self._own = _sinks_of("sinks", sinks)
-        self._ranks = _ranks_of(ranks)
-        self._name = _name_of(name)
+        every_rank = isinstance(ranks, str) and ranks == "all"
+        if not every_rank and (isinstance(ranks, str) or not isinstance(ranks, Collection)):
+            raise ValueError(f"ranks={ranks!r}: must be a collection of ranks, or 'all'")
+        numbers = () if every_rank else ranks
+        self._ranks = frozenset(check_integer("ranks: rank", rank, 0) for rank in numbers)
+        self._every_rank = every_rank
+        if not isinstance(name, str) or not re.fullmatch(r"\w[\w.-]*", name):
+            allowed = "letters, digits, '_', '-' and '.' only"
+            raise ValueError(f"name={name!r}: must begin a file name: {allowed}")
+        self._name = name
         limits = _limit("error_limit", error_limit), _limit("non_finite_limit", non_finite_limit)
         self._limits, self._warn_slow = limits, warn_slow
         self.compare = check_flag("compare", compare)
@@ -107,7 +115,7 @@ class Monitor:
 
     def watches(self, rank: int) -> bool:
         """Return whether this rank records."""
-        return self._ranks == "all" or rank in self._ranks
+        return self._every_rank or rank in self._ranks
 
     def flush(self) -> None:
         """Write what is buffered."""
@@ -271,24 +279,6 @@ def _limit(name: str, value: Any) -> float | None:
     if not is_real(value) or not 0 <= value < float("inf"):
         raise ValueError(f"{name}={value!r}: must be a number of 0 or more, or None")
     return float(value)
-
-
-def _ranks_of(value: Any) -> frozenset[int] | str:
-    """Return a set of ranks, or "all"; raise ValueError otherwise."""
-    if value == "all" and isinstance(value, str):
-        return value
-    if isinstance(value, str) or not isinstance(value, Collection):
-        raise ValueError(f"ranks={value!r}: must be a collection of ranks, or 'all'")
-    return frozenset(check_integer("ranks: rank", rank, 0) for rank in value)
-
-
-def _name_of(value: Any) -> str:
-    """Return a string that can begin a file name; raise ValueError otherwise."""
-    if not isinstance(value, str) or not re.fullmatch(r"\w[\w.-]*", value):
-        raise ValueError(
-            f"name={value!r}: must begin a file name: letters, digits, '_', '-' and '.' only"
-        )
-    return value
 
 
 def _sinks_of(name: str, value: Any) -> list[Any]:

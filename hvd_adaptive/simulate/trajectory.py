@@ -90,13 +90,9 @@ def variance_on_trajectory(
     records = Records(settings, [])
 
     model.train()
-    bar = tqdm(
-        range(max(wanted, default=-1) + 1),
-        unit="step",
-        leave=False,
-        disable=None if progress is None else not progress,
-    )
-    for step in bar:
+    hidden = None if progress is None else not progress
+    every = range(max(wanted, default=-1) + 1)
+    for step in tqdm(every, unit="step", leave=False, disable=hidden):
         due = [each for each in ranks.values() if each.due(step)]
         measured = step in wanted
         count = workers if due or measured else 1

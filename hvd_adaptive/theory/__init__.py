@@ -5,8 +5,6 @@ example of each function. Arguments and results are plain numbers and NumPy arra
 """
 
 from hvd_adaptive.schemes.qcs import variance_bound as qcs_variance_bound  # noqa: F401
-from hvd_adaptive.theory.averages import RunAverages as RunAverages
-from hvd_adaptive.theory.averages import Segment as Segment
 from hvd_adaptive.theory.code_length import code_length_bound as code_length_bound
 from hvd_adaptive.theory.code_length import elias_bits as elias_bits
 from hvd_adaptive.theory.code_length import nonzero_bound as nonzero_bound
@@ -35,6 +33,8 @@ from hvd_adaptive.theory.feedback import feedback_descent as feedback_descent
 from hvd_adaptive.theory.feedback import feedback_limit as feedback_limit
 from hvd_adaptive.theory.feedback import mmse_error as mmse_error
 from hvd_adaptive.theory.feedback import residual_bound as residual_bound
+from hvd_adaptive.theory.variance import RunAverages as RunAverages
+from hvd_adaptive.theory.variance import Segment as Segment
 from hvd_adaptive.theory.variance import exact_variance as exact_variance
 from hvd_adaptive.theory.variance import exponent_constant as exponent_constant
 from hvd_adaptive.theory.variance import nuqsgd_variance_bound as nuqsgd_variance_bound

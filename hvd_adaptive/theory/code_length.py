@@ -51,17 +51,11 @@ def code_length_bound(
     """
     levels = check_magnitudes(magnitudes, symmetric)
     d, _ = check_count("dimension", dimension), check_order(norm_order)
-    if symmetric:
-        symbols, signs = 2 * levels.size, 0.0
-        probabilities = symbol_probabilities
-    else:
-        symbols, signs = levels.size, nonzero_bound(levels, d, norm_order)
-        probabilities = magnitude_probabilities
-    entropy = (
-        float(np.log2(symbols))
-        if distribution is None
-        else entropy_bits(probabilities(levels, distribution, symmetric))
-    )
+    signs = 0.0 if symmetric else nonzero_bound(levels, d, norm_order)
+    entropy = float(np.log2(levels.size) + symmetric)
+    if distribution is not None:
+        probabilities = symbol_probabilities if symmetric else magnitude_probabilities
+        entropy = entropy_bits(probabilities(levels, distribution, symmetric))
     return check_not_negative("norm_bits", norm_bits) + signs + d * (entropy + 1)
 
 

@@ -95,14 +95,9 @@ def best_feedback(
     (correlated), or mmse has the smaller η*, γ instead of γ (γ + 1) (uncorrelated).
     """
     gamma = check_not_negative("gamma", gamma)
-    weights = {
-        ("unbiased", False): 1 / (gamma + 1),
-        ("unbiased", True): 1 - math.sqrt(gamma / (gamma + 1)),
-        ("mmse", False): 1.0,
-        ("mmse", True): 1.0,
-    }
-    check_choice("estimator", estimator, ("unbiased", "mmse"))
-    weight = weights[estimator, check_flag("correlated", correlated)]
+    weight, correlated = 1.0, check_flag("correlated", correlated)
+    if check_choice("estimator", estimator, ("unbiased", "mmse")) == "unbiased":
+        weight = 1 - math.sqrt(gamma / (gamma + 1)) if correlated else 1 / (gamma + 1)
     return weight, residual_bound(gamma, weight, estimator, correlated)
 
 

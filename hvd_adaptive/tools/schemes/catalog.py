@@ -93,9 +93,8 @@ def is_unbiased(scheme: GradientCompressor) -> bool:
     v = v.to(torch.float32).repeat(256) - 0.5
     settings = {"bucket_size": 64, "seed": 1, "min_numel": 0}
     small = type(scheme)(**keywords_of(scheme) | settings).parts.default
-    draws = torch.cat(
-        [small.payloads.roundtrip(v, key).view(256, 64) for key in range(1, 17)]
-    ).double()
+    decoded = [small.payloads.roundtrip(v, key).view(256, 64) for key in range(1, 17)]
+    draws = torch.cat(decoded).double()
     exact = v[:64].double()
     weights = torch.stack([exact, exact.sign(), exact.abs() - exact.abs().mean(), exact**3], dim=1)
     found, expected = draws @ weights, exact @ weights
