@@ -189,9 +189,8 @@ class QSVRG:
             raise ValueError(f"start: must be {kinds}")
         self.ranks = ranks or LocalRanks(len(portions))
         if len(portions) != len(self.ranks.own):
-            raise ValueError(
-                f"portions: {len(portions)} given, this process has {len(self.ranks.own)} ranks"
-            )
+            own = f"this process has {len(self.ranks.own)} ranks"
+            raise ValueError(f"portions: {len(portions)} given, {own}")
         self.lr = check_positive("lr", lr)
         self.iterations = check_integer("iterations", iterations, 1)
         n, most = start.numel(), MOST_INTERVALS

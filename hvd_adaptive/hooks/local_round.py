@@ -76,7 +76,7 @@ class Round:
     def run(self) -> Outcome:
         """Average, a collective; raise RankMismatchError if ranks differ (``agree``)."""
         agreed = agree(None if self._exchange is None else self._exchange.world, self._position)
-        applies = agreed.active > 0 and not agreed.fails
+        share, applies = agreed.share, agreed.share > 0 and not agreed.fails
         outcome = Outcome(self._fragment, applies, agreed.is_finite, agreed.over)
         if agreed.fails:
             outcome.broken = agreed.broken
@@ -85,7 +85,6 @@ class Round:
             averaged = [(p, is_anchored) for p, takes_part, is_anchored in flags if takes_part]
             old = [p for p, is_anchored in averaged if is_anchored]
             new = [p for p, is_anchored in averaged if not is_anchored]
-            share = agreed.ranks / agreed.active
             outcome.ways = self._average_ways(old, agreed.counts, share)
             outcome.values = self._average_values(new, share if agreed.counts else 0.0)
         return outcome
@@ -123,13 +122,14 @@ class Pending:
 
     @property
     def has_failed(self) -> bool:
-        """Return whether the round has ended with an error."""
-        return isinstance(self._result, Background) and self._result.has_failed
+        """Return whether the round, which has ended, has failed."""
+        return isinstance(self._result, Background) and self._result.exception() is not None
 
     def outcome(self) -> Outcome:
         """Return the outcome, or raise the round's error."""
         if isinstance(self._result, Background):
-            self._result = self._result.wait()
+            self.join()
+            self._result = self._result.result()
         return self._result
 
     def state_dict(self, parameters: Sequence[Parameter]) -> dict[str, Any]:

@@ -16,7 +16,7 @@ Panorska 2006),
 The prior: buckets come in kinds, such as the layers of a model, and n buckets do not show all
 kinds. By the rule of succession the next bucket is of a new kind with a probability of about 1/n.
 Only its sum of r^2 is known. This sum is spread evenly over log r above t, which is a density of
-r^-3. Its cube root, 1/r, is the density of the best table's levels (``starts.cube_root``), which is
+r^-3. Its cube root, 1/r, is the density of the best table's levels (``fit.cube_root``), which is
 AMQ's geometric table. So gaps stay bounded relative to their levels, more tightly for fewer
 buckets.
 """
