@@ -12,6 +12,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
+Run = Callable[[argparse.Namespace], int]
 WIDTH = 130
 OK, PROBLEM = 0, 1
 BORDER, PADDING = 1, 3  # characters: of a table's left edge, and of each column's edge and spaces
@@ -19,12 +20,7 @@ LEAST_TEXT = 24  # characters of a column of text, unless its cells are shorter
 
 
 def add_command(
-    commands: Any,
-    name: str,
-    run: Callable[[argparse.Namespace], int],
-    summary: str,
-    description: str,
-    epilog: str,
+    commands: Any, name: str, run: Run, summary: str, description: str, epilog: str
 ) -> argparse.ArgumentParser:
     """Add a command to the parser of several, and return its own parser.
 

@@ -231,7 +231,8 @@ def costs_figure(rows: Sequence[Cost], wide: bool = True) -> str | None:
         return None
     total = sum(row.payload_bytes for row in rows)
     axes = _axes(WIDE if wide else NARROW, 0.8 + 0.27 * len(shown))
-    names = [_short(row.name, 34 if wide else 18) for row in shown]
+    most, names = 34 if wide else 18, [_printable(row.name) for row in shown]
+    names = [name if len(name) <= most else f"...{name[3 - most :]}" for name in names]
     places, sent = range(len(shown)), [row.payload_bytes for row in shown]
     bars = axes.barh(places, sent, color=BLUE, height=0.7)
     for place, bar, row in zip(places, bars, shown, strict=True):
@@ -279,11 +280,6 @@ def _tip(axes: Axes, artist: Artist, text: str) -> None:
     tips = axes.__dict__.setdefault("tips", [])
     artist.set_gid(f"tip{len(tips)}")
     tips.append(text)
-
-
-def _short(name: str, most: int) -> str:
-    name = _printable(name)
-    return name if len(name) <= most else f"...{name[3 - most :]}"
 
 
 def _printable(text: str) -> str:

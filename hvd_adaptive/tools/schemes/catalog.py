@@ -56,7 +56,10 @@ def entry(outline: Outline) -> Entry:
     kind, given = scheme_classes()[outline.name], REQUIRED.get(outline.name, {})
     fitted = kind(**given)
     arguments = ", ".join(f"{keyword}={value!r}" for keyword, value in given.items())
-    normal, laplacian = _samples()
+    generator = torch.Generator(device="cpu").manual_seed(1)
+    normal = torch.randn(SAMPLE, generator=generator, **HOST)
+    uniform = torch.rand(SAMPLE, generator=generator, dtype=torch.float64, device="cpu") - 0.5
+    laplacian = (-uniform.sign() * torch.log1p(-2 * uniform.abs())).to(torch.float32)
     bits, error = measured(fitted, normal)
     return Entry(
         **asdict(outline),
@@ -100,14 +103,6 @@ def is_unbiased(scheme: GradientCompressor) -> bool:
     found, expected = draws @ weights, exact @ weights
     standard_error = found.std(dim=0) / draws.shape[0] ** 0.5 + 1e-6 * expected.abs()
     return bool(((found.mean(dim=0) - expected).abs() <= 5 * standard_error).all())
-
-
-def _samples() -> tuple[torch.Tensor, torch.Tensor]:
-    generator = torch.Generator(device="cpu").manual_seed(1)
-    normal = torch.randn(SAMPLE, generator=generator, **HOST)
-    uniform = torch.rand(SAMPLE, generator=generator, dtype=torch.float64, device="cpu") - 0.5
-    laplacian = -uniform.sign() * torch.log1p(-2 * uniform.abs())
-    return normal, laplacian.to(torch.float32)
 
 
 def measured(scheme: Any, v: torch.Tensor) -> tuple[float, float]:
