@@ -76,9 +76,6 @@ def gradient_descent(
     return Descent(levels, np.array(history), converged)
 
 
-Start = Callable[[Distribution, int, bool], Array]
-
-
 def uniform(distribution: Distribution, count: int, symmetric: bool) -> Array:
     """Return equal steps over [-1, 1] (QSGD; symmetric: the ALQ paper's QSGDinf)."""
     return uniform_magnitudes(count, symmetric)
@@ -120,7 +117,7 @@ def dynamic_programme(distribution: Distribution, count: int, symmetric: bool) -
     return separated(levels, symmetric)
 
 
-STARTS: dict[str, Start] = {
+STARTS: dict[str, Callable[[Distribution, int, bool], Array]] = {
     "uniform": uniform,
     "exponential": exponential,
     "quantile": quantile,
@@ -128,9 +125,7 @@ STARTS: dict[str, Start] = {
     "dynamic_programme": dynamic_programme,
 }
 
-
-Solver = Callable[[Array, Distribution, bool], Descent]
-SOLVERS: dict[str, Solver] = {
+SOLVERS: dict[str, Callable[[Array, Distribution, bool], Descent]] = {
     "coordinate_descent": coordinate_descent,
     "gradient_descent": gradient_descent,
 }

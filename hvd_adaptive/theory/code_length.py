@@ -13,13 +13,8 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from hvd_adaptive.levels import (
-    Distribution,
-    check_magnitudes,
-    entropy_bits,
-    magnitude_probabilities,
-    symbol_probabilities,
-)
+from hvd_adaptive.levels import Distribution, check_magnitudes, entropy_bits
+from hvd_adaptive.levels.objective import magnitude_probabilities, symbol_probabilities
 from hvd_adaptive.theory.arguments import check_count, check_not_negative, check_order
 from hvd_adaptive.theory.variance import variance_bound
 

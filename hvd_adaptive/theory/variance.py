@@ -18,12 +18,8 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import ArrayLike
 
-from hvd_adaptive.levels import (
-    check_magnitudes,
-    exponential_magnitudes,
-    sample_variance,
-    worst_case,
-)
+import hvd_adaptive.levels.worst_case as worst_case
+from hvd_adaptive.levels import check_magnitudes, exponential_magnitudes, sample_variance
 from hvd_adaptive.theory.arguments import (
     check_count,
     check_not_negative,

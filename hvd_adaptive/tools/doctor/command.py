@@ -28,11 +28,7 @@ compressed gradients, by mpirun and by horovodrun --gloo. For each fault the
 command says what to do."""
 EXIT_CODES = "exit status: 0 nothing is wrong, 1 there are problems, 2 wrong arguments"
 FINE, NOTE, PROBLEM = "fine", "note", "problem"
-MARKS = {
-    FINE: "[green]fine   [/green]",
-    NOTE: "[yellow]note   [/yellow]",
-    PROBLEM: "[bold red]problem[/bold red]",
-}
+STYLES = {FINE: "green", NOTE: "yellow", PROBLEM: "bold red"}
 RANKS = 2
 # 8 bits leave less than this of an average of two, twice quantised.
 MOST_ERROR = 0.02
@@ -220,7 +216,8 @@ def run(arguments: argparse.Namespace) -> int:
                 if arguments.json:
                     continue
                 text = escape(f"{finding.subject}: {finding.text}")
-                out.print(f"{MARKS[finding.status]} {text}", soft_wrap=True)
+                style = STYLES[finding.status]
+                out.print(f"[{style}]{finding.status:7}[/] {text}", soft_wrap=True)
                 for hint in finding.hints:
                     out.print(f"        what to do: {hint}", markup=False, soft_wrap=True)
     problems = sum(finding.status == PROBLEM for finding in findings)
