@@ -9,8 +9,8 @@ bytes, counted from the first byte after these numbers. The segments' bytes foll
 a stream of its own and begins at a byte, so segments can be coded in parallel, and any range of
 coordinates can be decoded alone. All segments except the last have ``segment`` coordinates.
 
-To add a coder, write a subclass in its own file with ``make``, ``encode_segment``,
-``decode_segment`` and the two bounds, an entry in coders.CODERS and a number in ``coding.CODINGS``.
+To add a coder, write a subclass in its own file with ``encode_segment``, ``decode_segment`` and the
+two bounds, an entry in coders.CODERS and a number in ``coding.CODINGS``.
 """
 
 from __future__ import annotations
