@@ -18,8 +18,7 @@ from hvd_adaptive.tools.methods import Method, parse
 from hvd_adaptive.tools.plan.model import Cost, Machine
 from hvd_adaptive.tools.schemes import catalog
 
-TENSORS, SMALL, LARGE = 100, 1_600, 1 << 22  # tensors of a step, and their numbers
-STEPS = 5
+STEPS, TENSORS, SMALL, LARGE = 5, 100, 1_600, 1 << 22  # of a step, and their numbers
 SIZE, ROUNDS = 1 << 20, 7  # of codecs' gradients, 4 MB: more than a core's cache holds
 
 
