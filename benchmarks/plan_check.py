@@ -29,7 +29,7 @@ from rich.table import Table
 from hvd_adaptive.tools.launch import LAUNCHERS, RanksError, hints
 from hvd_adaptive.tools.methods import read
 from hvd_adaptive.tools.output import console, script_parser, whole
-from hvd_adaptive.tools.plan.command import started
+from hvd_adaptive.tools.plan import worker
 from hvd_adaptive.tools.plan.model import Forecast, Job, Machine, predict
 
 SCHEMES = ("ALQ(bits=3)", "ECDQ(bits=2)", "QSGD(bits=8, norm='linf')")  # that are predicted
@@ -87,9 +87,7 @@ def tell(what: str) -> None:
 def constants(args: argparse.Namespace, hosts: int) -> Machine:
     """Return the constants for a number of hosts."""
     tell(f"constants for {hosts} hosts of {args.ranks_per_host} ranks")
-    ranks = hosts * args.ranks_per_host
-    with started(args.schemes, ranks, args.launcher) as finish:
-        return finish()
+    return worker.constants(args.schemes, hosts * args.ranks_per_host, args.launcher)
 
 
 def kept_in(args: argparse.Namespace, name: str) -> Path | None:

@@ -155,7 +155,7 @@ class LocalSGD(WrappedOptimizer):
         self._count()
 
     def _count(self) -> None:
-        """Apply the round that is due, and begin the next one."""
+        """Apply the round that is due, and begin the next one, with a delay in the background."""
         if self._pending is not None:
             self._pending.steps -= 1
             if not self._pending.steps:
@@ -163,10 +163,13 @@ class LocalSGD(WrappedOptimizer):
         step = self._counted + 1
         self._counted = step % self.every
         if is_due(step, self.every, self.fragments):
-            if self.delay:
-                self._begin_delayed()
-            else:
+            if not self.delay:
                 self._round_at_once(finished=False)
+                return
+            self._complete()
+            device = next((p.device for p in self._anchors), torch.device("cpu"))
+            run = self._begin(finished=False).run
+            self._pending = Pending(Background(run, device, "hvd_adaptive.local_sgd"), self.delay)
 
     def average(self) -> None:
         """End the round of each fragment now. Every rank must end them, too.
@@ -224,13 +227,6 @@ class LocalSGD(WrappedOptimizer):
         outcome = self._begin(finished).run()
         self._apply(outcome, 0.0)
         return outcome.over
-
-    def _begin_delayed(self) -> None:
-        """Begin to average the next fragment in the background."""
-        self._complete()
-        device = next((p.device for p in self._anchors), torch.device("cpu"))
-        run = self._begin(finished=False).run
-        self._pending = Pending(Background(run, device, "hvd_adaptive.local_sgd"), self.delay)
 
     def _complete(self) -> None:
         """Apply the round in the background, if there is one."""

@@ -11,12 +11,13 @@ from typing import Any
 import torch
 
 from hvd_adaptive import kernels, states
-from hvd_adaptive.base.checks import check_integer, is_real
+from hvd_adaptive.base.checks import check_integer
 from hvd_adaptive.base.errors import RankMismatchError
 from hvd_adaptive.coding.header import SIZE
 from hvd_adaptive.coding.payload import OwnedBuffer, read_header, split
 from hvd_adaptive.kernels.random import Use, mix64, stream_key
 from hvd_adaptive.schemes.qsgd import QSGD
+from hvd_adaptive.theory.arguments import check_not_negative, check_positive
 from hvd_adaptive.theory.code_length import elias_bits
 from hvd_adaptive.transport.collectives import AllGather
 from hvd_adaptive.transport.horovod_world import HorovodWorld
@@ -84,14 +85,9 @@ def theorem_parameters(
     Raises:
         ValueError: An argument is out of range.
     """
-    checked = {"smoothness": smoothness, "convexity": convexity}
-    for name, value in checked.items():
-        _check_positive(name, value)
-    if convexity > smoothness:
+    if check_positive("convexity", convexity) > check_positive("smoothness", smoothness):
         raise ValueError(f"convexity={convexity!r}: must be at most smoothness={smoothness!r}")
-    if not relative_variance >= 0 or math.isinf(relative_variance):
-        raise ValueError(f"relative_variance={relative_variance!r}: must be a number >= 0")
-    a = 2 * (1 + relative_variance)
+    a = 2 * (1 + check_not_negative("relative_variance", relative_variance))
     return 0.45 / (1.9 * a * smoothness), math.ceil(1.9 * a / 0.45**2 * smoothness / convexity)
 
 
@@ -111,9 +107,8 @@ class HorovodRanks:
     """Ranks of a Horovod process set; this process is one of them."""
 
     def __init__(self, process_set: Any = None) -> None:
-        world = HorovodWorld(process_set)
-        self._world = world
-        self.size, self.own = world.size, [world.rank]
+        self._world = HorovodWorld(process_set)
+        self.size, self.own = self._world.size, [self._world.rank]
 
     def gather(self, own: Sequence[torch.Tensor], name: str) -> list[torch.Tensor]:
         """Return all ranks' tensors, in rank order; payloads (uint8) may differ in length."""
@@ -187,29 +182,19 @@ class QSVRG:
         seed: int = 0,
         ranks: Any = None,
     ) -> None:
-        if (
-            start.dim() != 1
-            or not start.numel()
-            or start.dtype not in (torch.float32, torch.float64)
-        ):
-            raise ValueError(
-                "start: must be a float32 or float64 tensor of one dimension, not empty"
-            )
+        is_vector = start.dim() == 1 and start.numel() > 0
+        if not is_vector or start.dtype not in (torch.float32, torch.float64):
+            kinds = "a float32 or float64 tensor of one dimension, not empty"
+            raise ValueError(f"start: must be {kinds}")
         self.ranks = ranks or LocalRanks(len(portions))
         if len(portions) != len(self.ranks.own):
-            raise ValueError(
-                f"portions: {len(portions)} given, this process has {len(self.ranks.own)} ranks"
-            )
-        self.lr, self.iterations = (
-            _check_positive("lr", lr),
-            check_integer("iterations", iterations, 1),
-        )
-        n = start.numel()
-        most = MOST_INTERVALS
-        best = min(most, math.isqrt(n - 1) + 1)
-        self.intervals = check_integer(
-            "intervals", best if intervals is None else intervals, 1, most
-        )
+            own = f"this process has {len(self.ranks.own)} ranks"
+            raise ValueError(f"portions: {len(portions)} given, {own}")
+        self.lr = check_positive("lr", lr)
+        self.iterations = check_integer("iterations", iterations, 1)
+        n, most = start.numel(), MOST_INTERVALS
+        wanted = min(most, math.isqrt(n - 1) + 1) if intervals is None else intervals
+        self.intervals = check_integer("intervals", wanted, 1, most)
         self.seed = check_integer("seed", seed, 0, 2**64 - 1)
         scheme = QSGD(intervals=self.intervals, bucket_size=min(n, most**2), seed=seed)
         self.codec: Any = scheme.parts.default
@@ -271,10 +256,7 @@ class QSVRG:
         return sum(int(count) for count, _ in gathered)
 
     def _full_gradient(self, y: torch.Tensor) -> torch.Tensor:
-        shares = [
-            portion.gradient(y, None) * (portion.count / self._functions)
-            for portion in self._portions
-        ]
+        shares = [p.gradient(y, None) * (p.count / self._functions) for p in self._portions]
         return sum(self.ranks.gather(shares, "qsvrg.gradient"), torch.zeros_like(y))
 
     def _updates(
@@ -287,9 +269,8 @@ class QSVRG:
             weight = self.ranks.size * portion.count / self._functions
             change = portion.gradient(x, index) - portion.gradient(y, index)
             key = stream_key(self.seed, rank, step, Use.UPDATE)
-            payloads.append(
-                self.codec.payloads.encode(weight * change + full, x.numel(), key).bytes
-            )
+            update = self.codec.payloads.encode(weight * change + full, x.numel(), key)
+            payloads.append(update.bytes)
         return payloads
 
     def _coded_bits(self, payload: torch.Tensor) -> int:
@@ -301,9 +282,3 @@ class QSVRG:
         unpack(words, self.codec.table.kernel.packing, codes)
         magnitudes = (codes.to(torch.int64) - self.intervals).abs().cpu().numpy()
         return 32 * buckets + int(elias_bits(magnitudes + 1).sum() + (magnitudes > 0).sum())
-
-
-def _check_positive(name: str, value: Any) -> float:
-    if not is_real(value) or not 0 < value < math.inf:
-        raise ValueError(f"{name}={value!r}: must be a number above 0")
-    return float(value)

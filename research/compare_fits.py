@@ -21,7 +21,7 @@ from hvd_adaptive.levels import (
     exponential_magnitudes,
     gradient_descent,
 )
-from hvd_adaptive.levels.multiplier import multiplier_gradient
+from hvd_adaptive.levels.fit import multiplier_gradient
 
 
 @dataclass(frozen=True)

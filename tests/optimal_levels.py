@@ -13,7 +13,7 @@ from numpy.typing import ArrayLike
 
 from hvd_adaptive.levels import Histogram, sample_variance
 from hvd_adaptive.levels.distributions import Array, Moments
-from hvd_adaptive.levels.optimal import two_stages
+from hvd_adaptive.levels.optimal import grid_optimum
 
 
 @dataclass(frozen=True)
@@ -38,7 +38,7 @@ def optimal_levels(
     if not (r > 0).any():
         raise ValueError("r: must have a positive sample")
     histogram = Histogram.from_samples(r, w)
-    levels = two_stages(histogram, _SampleMoments(r, w), count, symmetric, grid)
+    levels = grid_optimum(histogram, count, symmetric, grid, _SampleMoments(r, w))
     return Optimum(levels, sample_variance(levels, r, symmetric, w))
 
 

@@ -16,7 +16,7 @@ from hvd_adaptive.coding.prefix_code import FLOOR, PrefixCode
 from hvd_adaptive.levels.distributions import Array, Distribution
 from hvd_adaptive.levels.dithered import dithered_probabilities, dithered_tail
 from hvd_adaptive.levels.histogram import LOG_EDGES, Histogram
-from hvd_adaptive.levels.probabilities import entropy_bits
+from hvd_adaptive.levels.objective import entropy_bits
 
 # Range of steps in root mean squares. Below it, an int16 could not hold the integers of a bucket of
 # 8192, and the rest of a float32 would be little more than the dither. At its upper end the bound

@@ -9,8 +9,8 @@ bytes, counted from the first byte after these numbers. The segments' bytes foll
 a stream of its own and begins at a byte, so segments can be coded in parallel, and any range of
 coordinates can be decoded alone. All segments except the last have ``segment`` coordinates.
 
-To add a coder, write a subclass in its own file with ``make``, ``encode_segment``,
-``decode_segment`` and the two bounds, an entry in coders.CODERS and a number in ``coding.CODINGS``.
+To add a coder, write a subclass in its own file with ``encode_segment``, ``decode_segment`` and the
+two bounds, an entry in coders.CODERS and a number in ``coding.CODINGS``.
 """
 
 from __future__ import annotations
@@ -71,11 +71,10 @@ class Coder(ABC):
         return
 
     @classmethod
-    @abstractmethod
     def make(
         cls, packing: Packing, bucket_size: int, probabilities: np.ndarray | None
     ) -> Coder | None:
-        """Return the coder of a table.
+        """Return the coder of a table, which a subclass may fit to its probabilities.
 
         Args:
             packing: How the kernels pack the codes.
@@ -86,6 +85,7 @@ class Coder(ABC):
             The coder, or None if it needs probabilities and there are none yet; payloads are then
             fixed.
         """
+        return cls(packing, bucket_size)
 
     @property
     def fingerprint(self) -> int:

@@ -55,9 +55,8 @@ class HuffmanCoder(Coder):
     def encode_segments(self, codes: np.ndarray, outs: np.ndarray) -> list[int]:
         if len(codes) != 2:
             return super().encode_segments(codes, outs)
-        return [
-            -(-end // 8) for end in kernels.on_host("huffman").encode_two(codes, self.book, outs)
-        ]
+        ends = kernels.on_host("huffman").encode_two(codes, self.book, outs)
+        return [-(-end // 8) for end in ends]
 
     def decode_segments(self, data: Sequence[np.ndarray], codes: np.ndarray) -> list[bool]:
         if len(codes) != 2:
@@ -108,12 +107,6 @@ class EliasCoder(Coder):
                 "coding='elias': needs a level table with a zero (symmetric=False): it codes the "
                 "distances between nonzero coordinates"
             )
-
-    @classmethod
-    def make(
-        cls, packing: Packing, bucket_size: int, probabilities: np.ndarray | None
-    ) -> EliasCoder:
-        return cls(packing, bucket_size)
 
     def most_bytes(self, count: int) -> int:
         return -(-count * self._most_bits // 8) + kernels.on_host("elias").SLACK

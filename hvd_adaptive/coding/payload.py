@@ -80,15 +80,13 @@ class Payload:
     @property
     def zeros(self) -> torch.Tensor:
         """Return a view of the section that says which coordinates are zero (coding/zeros.py)."""
-        end = self.header.length - padded(self.header.full * self.header.dtype.itemsize)
-        return self.bytes[end - self.header.zeros : end]
+        return section_of_zeros(self.bytes, self.header)
 
     @property
     def full(self) -> torch.Tensor:
         """Return a view of the full-precision coordinates, in the payload's dtype."""
-        length, dtype = self.header.length, self.header.dtype
-        size = self.header.full * dtype.itemsize
-        return self.bytes[length - -(-size // 8) * 8 :][:size].view(dtype)
+        size = self.header.full * self.header.dtype.itemsize
+        return self.bytes[self.header.length - padded(size) :][:size].view(self.header.dtype)
 
     def to(self, device: torch.device) -> Payload:
         """Return a copy on another device."""
@@ -111,10 +109,8 @@ class Encoded(Payload):
 
 def checksums(payloads: Sequence[Payload]) -> Sequence[int] | HostCopy:
     """Return payloads' checksums; on a GPU, the copy to the host that has begun."""
-    seeds, contents = [], []
-    for payload in payloads:
-        seeds.append(body_seed(payload.header.pack()))
-        contents.append(payload.bytes)
+    seeds = [body_seed(payload.header.pack()) for payload in payloads]
+    contents = [payload.bytes for payload in payloads]
     found = kernels.for_device(contents[0].device, "checksum").checksums(contents, seeds)
     return HostCopy(found) if isinstance(found, torch.Tensor) else found
 
@@ -139,7 +135,7 @@ def compare_checksums(
 
 def payload_bytes(body_bytes: int, full_bytes: int, zeros_bytes: int = 0) -> int:
     """Return the length of a payload with sections of these sizes."""
-    return SIZE + -(-body_bytes // 8) * 8 + zeros_bytes + -(-full_bytes // 8) * 8
+    return SIZE + padded(body_bytes) + zeros_bytes + padded(full_bytes)
 
 
 def read_header(data: torch.Tensor) -> Header:

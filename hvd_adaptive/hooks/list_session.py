@@ -56,11 +56,11 @@ class Averaging:
 
     def is_completed(self) -> bool:
         """Return whether ``wait`` would return or raise at once."""
-        return self.background.is_over()
+        return self.background.done()
 
     def wait(self) -> Tensors:
         """Return the averages, or raise the error; see ``average``."""
-        return self.background.wait()
+        return self.background.result()
 
 
 class ListSession(ApartFromHorovod):

@@ -47,9 +47,8 @@ def names_of(given: Any, compressor: GradientCompressor | None) -> dict[torch.nn
     if compressor is not None:
         bits = compressor.settings.parameter_bits
         if bits is not None and not named:
-            raise ValueError(
-                "parameter_bits: the parameters' names are unknown: give LocalSGD named_parameters="
-            )
+            unknown = "the parameters' names are unknown: give LocalSGD named_parameters="
+            raise ValueError(f"parameter_bits: {unknown}")
         named = plain_names(named, bits or ())
         if named:
             compressor.parts.warn_of_idle_patterns([name for name, _ in named])

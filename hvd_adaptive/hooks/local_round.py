@@ -15,7 +15,7 @@ from hvd_adaptive.hooks.anchors import Anchors
 from hvd_adaptive.hooks.background import Background
 from hvd_adaptive.hooks.fragments import Fragments
 from hvd_adaptive.hooks.local_checks import tensors_like
-from hvd_adaptive.hooks.round_agreement import Agreed, TrainingPosition, agree
+from hvd_adaptive.hooks.round_agreement import TrainingPosition, agree
 from hvd_adaptive.hooks.rounds import RoundExchange
 
 Parameter = torch.nn.Parameter
@@ -76,26 +76,18 @@ class Round:
     def run(self) -> Outcome:
         """Average, a collective; raise RankMismatchError if ranks differ (``agree``)."""
         agreed = agree(None if self._exchange is None else self._exchange.world, self._position)
+        share, applies = agreed.share, agreed.share > 0 and not agreed.fails
+        outcome = Outcome(self._fragment, applies, agreed.is_finite, agreed.over)
         if agreed.fails:
-            broken = agreed.broken
-            return Outcome(self._fragment, False, agreed.is_finite, agreed.over, broken)
-        outcome = Outcome(self._fragment, agreed.active > 0, agreed.is_finite, agreed.over)
-        if agreed.active:
-            old, new = self._chosen(agreed)
-            share = agreed.ranks / agreed.active
+            outcome.broken = agreed.broken
+        elif applies:
+            flags = zip(self._parameters, agreed.takes_part, self._position.anchored, strict=True)
+            averaged = [(p, is_anchored) for p, takes_part, is_anchored in flags if takes_part]
+            old = [p for p, is_anchored in averaged if is_anchored]
+            new = [p for p, is_anchored in averaged if not is_anchored]
             outcome.ways = self._average_ways(old, agreed.counts, share)
             outcome.values = self._average_values(new, share if agreed.counts else 0.0)
         return outcome
-
-    def _chosen(self, agreed: Agreed) -> tuple[list[Parameter], list[Parameter]]:
-        """Return the parameters that are averaged: those with an anchor, and those without."""
-        old: list[Parameter] = []
-        new: list[Parameter] = []
-        flags = zip(self._parameters, agreed.takes_part, self._position.anchored, strict=True)
-        for parameter, takes_part, is_anchored in flags:
-            if takes_part:
-                (old if is_anchored else new).append(parameter)
-        return old, new
 
     def _average_ways(
         self, parameters: list[Parameter], counts: bool, share: float
@@ -130,13 +122,14 @@ class Pending:
 
     @property
     def has_failed(self) -> bool:
-        """Return whether the round has ended with an error."""
-        return isinstance(self._result, Background) and self._result.has_failed
+        """Return whether the round, which has ended, has failed."""
+        return isinstance(self._result, Background) and self._result.exception() is not None
 
     def outcome(self) -> Outcome:
         """Return the outcome, or raise the round's error."""
         if isinstance(self._result, Background):
-            self._result = self._result.wait()
+            self.join()
+            self._result = self._result.result()
         return self._result
 
     def state_dict(self, parameters: Sequence[Parameter]) -> dict[str, Any]:

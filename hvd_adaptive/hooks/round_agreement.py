@@ -70,8 +70,8 @@ class Agreed:
 
     Attributes:
         fails: Whether parameters that are not finite end the round.
-        ranks: The number of ranks.
-        active: Those that count in the mean: they took a step, and are finite.
+        share: The number of ranks over that of those that count in the mean: they took a step, and
+            are finite; 0 if none does.
         counts: Whether this rank does.
         is_finite: Whether this rank's parameters are.
         over: Whether all ranks have finished.
@@ -80,8 +80,7 @@ class Agreed:
     """
 
     fails: bool
-    ranks: int
-    active: int
+    share: float
     counts: bool
     is_finite: bool
     over: bool
@@ -100,9 +99,8 @@ def agree(world: TorchWorld | HorovodRounds | None, own: TrainingPosition) -> Ag
     everyone, rank = [list(map(int, [*numbers, own.reached]))], 0
     if world is not None:
         if not world.is_current():
-            raise RuntimeError(
-                "LocalSGD: ranks have changed; give it to hvd.elastic.TorchState(optimizer=...)"
-            )
+            remedy = "give it to hvd.elastic.TorchState(optimizer=...)"
+            raise RuntimeError(f"LocalSGD: ranks have changed; {remedy}")
         rank = world.rank
         warn = functools.partial(logger.warning, LATE, rank, own.round)
         row = torch.tensor(everyone[0], device="cpu")
@@ -115,9 +113,8 @@ def agree(world: TorchWorld | HorovodRounds | None, own: TrainingPosition) -> Ag
         flags = torch.tensor([own.takes_part, own.anchored], dtype=torch.uint8, device="cpu")
         both = world.gather_equal(flags.reshape(-1), "parts").view(world.size, 2, -1)
         if (both[:, 1] != both[0, 1]).any():
-            raise RankMismatchError(
-                "ranks have added, replaced or unfrozen different parameters in a round"
-            )
+            what = "added, replaced or unfrozen different parameters"
+            raise RankMismatchError(f"ranks have {what} in a round")
         if len(set(starts)) > 1:
             raise RankMismatchError(_different_starts(world, own, starts))
         if all(moved) and all(reached) and len(set(reached)) == 1:
@@ -125,8 +122,7 @@ def agree(world: TorchWorld | HorovodRounds | None, own: TrainingPosition) -> Ag
         takes_part = both[:, 0].any(dim=0).tolist()
     return Agreed(
         fails=max(broken) >= 0 and not (own.skips and any(counts)),
-        ranks=len(everyone),
-        active=sum(counts),
+        share=len(everyone) / sum(counts) if any(counts) else 0.0,
         counts=counts[rank],
         is_finite=broken[rank] < 0,
         over=all(finished),

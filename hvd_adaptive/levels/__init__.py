@@ -1,72 +1,35 @@
 """Define level tables: laws of coordinates, the objective, and solvers."""
 
-from hvd_adaptive.levels.averaged import averaged_law
-from hvd_adaptive.levels.coordinate_descent import (
-    Descent,
-    best_level,
-    coordinate_descent,
-    first_level,
-)
-from hvd_adaptive.levels.distributions import Distribution
-from hvd_adaptive.levels.fit import (
-    SOLVERS,
-    STARTS,
-    FitError,
-    FitResult,
-    fit_levels,
-    gradient_descent,
-)
-from hvd_adaptive.levels.histogram import LOG_BINS, LOG_EDGES, Histogram, tabulated
-from hvd_adaptive.levels.magnitudes import (
-    check_magnitudes,
-    exponential_magnitudes,
-    magnitude_count,
-    signed_levels,
-    uniform_magnitudes,
-)
-from hvd_adaptive.levels.mixture import Mixture
-from hvd_adaptive.levels.multiplier import MultiplierFit, fit_multiplier
-from hvd_adaptive.levels.objective import expected_variance, gradient, sample_variance
-from hvd_adaptive.levels.probabilities import (
-    entropy_bits,
-    magnitude_probabilities,
-    symbol_probabilities,
-)
-from hvd_adaptive.levels.tail import with_tail
-from hvd_adaptive.levels.truncated_normal import Folded, TruncatedNormal
-
-__all__ = [
-    "LOG_BINS",
-    "LOG_EDGES",
-    "SOLVERS",
-    "STARTS",
-    "Descent",
-    "Distribution",
-    "FitError",
-    "FitResult",
-    "Folded",
-    "Histogram",
-    "Mixture",
-    "MultiplierFit",
-    "TruncatedNormal",
-    "averaged_law",
-    "best_level",
-    "check_magnitudes",
-    "coordinate_descent",
-    "entropy_bits",
-    "expected_variance",
-    "exponential_magnitudes",
-    "first_level",
-    "fit_levels",
-    "fit_multiplier",
-    "gradient",
-    "gradient_descent",
-    "magnitude_count",
-    "magnitude_probabilities",
-    "sample_variance",
-    "signed_levels",
-    "symbol_probabilities",
-    "tabulated",
-    "uniform_magnitudes",
-    "with_tail",
-]
+from hvd_adaptive.levels.averaged import averaged_law as averaged_law
+from hvd_adaptive.levels.coordinate_descent import Descent as Descent
+from hvd_adaptive.levels.coordinate_descent import best_level as best_level
+from hvd_adaptive.levels.coordinate_descent import coordinate_descent as coordinate_descent
+from hvd_adaptive.levels.coordinate_descent import first_level as first_level
+from hvd_adaptive.levels.distributions import Distribution as Distribution
+from hvd_adaptive.levels.fit import SOLVERS as SOLVERS
+from hvd_adaptive.levels.fit import STARTS as STARTS
+from hvd_adaptive.levels.fit import FitError as FitError
+from hvd_adaptive.levels.fit import FitResult as FitResult
+from hvd_adaptive.levels.fit import MultiplierFit as MultiplierFit
+from hvd_adaptive.levels.fit import fit_levels as fit_levels
+from hvd_adaptive.levels.fit import fit_multiplier as fit_multiplier
+from hvd_adaptive.levels.fit import gradient_descent as gradient_descent
+from hvd_adaptive.levels.histogram import LOG_BINS as LOG_BINS
+from hvd_adaptive.levels.histogram import LOG_EDGES as LOG_EDGES
+from hvd_adaptive.levels.histogram import Histogram as Histogram
+from hvd_adaptive.levels.histogram import tabulated as tabulated
+from hvd_adaptive.levels.magnitudes import check_magnitudes as check_magnitudes
+from hvd_adaptive.levels.magnitudes import exponential_magnitudes as exponential_magnitudes
+from hvd_adaptive.levels.magnitudes import magnitude_count as magnitude_count
+from hvd_adaptive.levels.magnitudes import signed_levels as signed_levels
+from hvd_adaptive.levels.magnitudes import uniform_magnitudes as uniform_magnitudes
+from hvd_adaptive.levels.objective import entropy_bits as entropy_bits
+from hvd_adaptive.levels.objective import expected_variance as expected_variance
+from hvd_adaptive.levels.objective import gradient as gradient
+from hvd_adaptive.levels.objective import magnitude_probabilities as magnitude_probabilities
+from hvd_adaptive.levels.objective import sample_variance as sample_variance
+from hvd_adaptive.levels.objective import symbol_probabilities as symbol_probabilities
+from hvd_adaptive.levels.tail import with_tail as with_tail
+from hvd_adaptive.levels.truncated_normal import Folded as Folded
+from hvd_adaptive.levels.truncated_normal import Mixture as Mixture
+from hvd_adaptive.levels.truncated_normal import TruncatedNormal as TruncatedNormal

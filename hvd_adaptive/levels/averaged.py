@@ -62,7 +62,10 @@ def averaged_law(
     for aligned in (True, False):
         total = _rounded(first, levels, draw)
         for _ in range(count - 1):
-            other = first if aligned else _signed(r[draw.permutation(_systematic(p))], draw)
+            other = first
+            if not aligned:
+                other = r[draw.permutation(_systematic(p))]
+                other = np.where(draw.random(other.size) < 0.5, -other, other)
             total += _rounded(other, levels, draw)
         average = np.abs(total) / count
         scale = _scale(average, weights, float(p @ r**2), share, own_norm or norm)
@@ -83,10 +86,6 @@ def _systematic(p: Array) -> np.ndarray:
     return np.minimum(np.searchsorted(np.cumsum(p), places), p.size - 1)
 
 
-def _signed(r: Array, draw: np.random.Generator) -> Array:
-    return np.where(draw.random(r.size) < 0.5, -r, r)
-
-
 def _rounded(x: Array, levels: Array, draw: np.random.Generator) -> Array:
     """Round x in [-1, 1] to one of the two neighbouring levels, without bias."""
     upper = np.clip(np.searchsorted(levels, x), 1, levels.size - 1)
@@ -95,14 +94,8 @@ def _rounded(x: Array, levels: Array, draw: np.random.Generator) -> Array:
 
 
 def _scale(average: Array, weights: Array, square: float, share: float, norm: str) -> float:
-    """Return the norm of a bucket's average if its gradient has norm 1.
-
-    Args:
-        average: Magnitudes of the averaged coordinates.
-        weights: Their weights.
-        square: E r².
-        share: Share of the largest coordinate in a bucket.
-        norm: "l2" or "linf".
+    """Return the norm of a bucket's average, whose coordinates have these magnitudes and weights,
+    if its gradient has norm 1, ``square`` is E r², and ``share`` that of the largest coordinate.
     """
     if norm == "l2":
         return float(np.sqrt((weights @ average**2) / weights.sum() / square))

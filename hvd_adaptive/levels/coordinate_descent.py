@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import singledispatch
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -52,7 +51,6 @@ def best_level(low: ArrayLike, high: ArrayLike, distribution: Distribution) -> A
     return np.where(mass[1] > mass[0], best, (low + high) / 2)
 
 
-@singledispatch
 def first_level(distribution: Distribution, high: ArrayLike) -> Array:
     """Return the optimal l1 in [0, high] of a symmetric table with l2 = high: ALQ Eq. 31.
 
@@ -61,6 +59,8 @@ def first_level(distribution: Distribution, high: ArrayLike) -> Array:
     F(b) - F(0) is half as large (the positive half of an even law) and omits an atom at zero, which
     contributes to l1^2 F(l1).
     """
+    if isinstance(distribution, Histogram):
+        return distribution.balance_point(high)
     high = np.asarray(high, dtype=np.float64)
     mass, mean, _ = distribution.moments(high)
     low, upper = np.zeros_like(high), high
@@ -70,11 +70,6 @@ def first_level(distribution: Distribution, high: ArrayLike) -> Array:
         above = 2 * middle * at >= high * (mass - at) - (mean - mean_at)
         low, upper = np.where(above, low, middle), np.where(above, middle, upper)
     return (low + upper) / 2
-
-
-@first_level.register
-def _(distribution: Histogram, high: ArrayLike) -> Array:
-    return distribution.balance_point(high)
 
 
 def coordinate_descent(

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 Array = NDArray[np.float64]
-Moments = tuple[Array, Array, Array]
+Moments = tuple[Array, ...]  # the integrals of r**k dF, k = 0, 1, ...
 
 
 @runtime_checkable
@@ -19,33 +19,20 @@ class Distribution(Protocol):
     The law may have atoms at zero (exact zeros, padding, dead units) and at one (the largest
     coordinate under L-infinity normalisation). Every method accepts dimensionless arrays of any
     shape, and returns float64 of that shape. Folding is exact for any signs: the excess variance
-    depends on |v_i| alone (ALQ Eqs 2, 28), so the density need not be even.
+    depends on |v_i| alone (ALQ Eqs 2, 28), so the density need not be even. Subclasses define
+    ``moments``, ``pdf`` and ``ppf``.
     """
 
-    def cdf(self, x: ArrayLike) -> Array:
-        """Return F(x), including the atom at zero."""
+    def moments(self, x: ArrayLike, order: int = 2) -> Moments:
+        """Return the integrals of r**k dF over [0, x], k = 0..order."""
+        raise NotImplementedError
 
     def pdf(self, x: ArrayLike) -> Array:
         """Return the density of the part without atoms."""
-
-    def partial_mean(self, x: ArrayLike) -> Array:
-        """Return the integral of r dF over [0, x]."""
-
-    def partial_second(self, x: ArrayLike) -> Array:
-        """Return the integral of r**2 dF over [0, x]."""
-
-    def moments(self, x: ArrayLike) -> Moments:
-        """Return (cdf, partial_mean, partial_second) at x; this is cheaper than three calls."""
+        raise NotImplementedError
 
     def ppf(self, y: ArrayLike) -> Array:
         """Return the least x with F(x) >= y, for y in [0, 1]."""
-
-
-class ByMoments:
-    """Base of laws whose cumulated integrals all come from ``moments``."""
-
-    def moments(self, x: ArrayLike, order: int = 2) -> tuple[Array, ...]:
-        """Return the integrals of r**k dF up to x, k = 0..order."""
         raise NotImplementedError
 
     def cdf(self, x: ArrayLike) -> Array:
@@ -53,11 +40,11 @@ class ByMoments:
         return self.moments(x, order=0)[0]
 
     def partial_mean(self, x: ArrayLike) -> Array:
-        """Return the integral of r dF up to x."""
+        """Return the integral of r dF over [0, x]."""
         return self.moments(x, order=1)[1]
 
     def partial_second(self, x: ArrayLike) -> Array:
-        """Return the integral of r**2 dF up to x."""
+        """Return the integral of r**2 dF over [0, x]."""
         return self.moments(x)[2]
 
 

@@ -18,31 +18,22 @@ from hvd_adaptive.levels.distributions import Array, Distribution, Moments
 from hvd_adaptive.levels.histogram import Histogram, tabulated
 from hvd_adaptive.levels.magnitudes import LEAST_LEVEL, separated
 
+Fitted = Callable[[Array], Moments]
 _PART = 8  # rows of a pass's finer grid in one of its coarser grid
 
 
-def grid_optimum(distribution: Distribution, count: int, symmetric: bool, grid: int) -> Array:
-    """Return the best ``count`` magnitudes for a distribution.
-
-    Args:
-        grid: Number of candidate levels, more than ``count``.
-    """
-    return two_stages(tabulated(distribution), distribution.moments, count, symmetric, grid)
-
-
-def two_stages(
-    histogram: Histogram,
-    moments: Callable[[Array], Moments],
-    count: int,
-    symmetric: bool,
-    grid: int,
+def grid_optimum(
+    law: Distribution, count: int, symmetric: bool, grid: int, fitted: Fitted | None = None
 ) -> Array:
-    """Solve on ``candidate_grid``, then on a grid that subdivides the chosen intervals.
+    """Return the best ``count`` magnitudes: of ``candidate_grid``, then of a grid that subdivides
+    the chosen intervals.
 
     Args:
-        histogram: Law that the candidates follow.
-        moments: Moments of the law that is fitted to.
+        law: Law that the candidates follow.
+        grid: Number of candidate levels, more than ``count``.
+        fitted: Moments of the law that is fitted to, if it is another one.
     """
+    moments, histogram = fitted or law.moments, tabulated(law)
     candidates = candidate_grid(histogram, grid)
     levels = best_on_grid(candidates, moments(candidates), count, symmetric)
     knots = np.concatenate([[0.0], levels]) if symmetric else levels

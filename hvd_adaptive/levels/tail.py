@@ -16,7 +16,7 @@ Panorska 2006),
 The prior: buckets come in kinds, such as the layers of a model, and n buckets do not show all
 kinds. By the rule of succession the next bucket is of a new kind with a probability of about 1/n.
 Only its sum of r^2 is known. This sum is spread evenly over log r above t, which is a density of
-r^-3. Its cube root, 1/r, is the density of the best table's levels (``starts.cube_root``), which is
+r^-3. Its cube root, 1/r, is the density of the best table's levels (``fit.cube_root``), which is
 AMQ's geometric table. So gaps stay bounded relative to their levels, more tightly for fewer
 buckets.
 """
@@ -64,17 +64,15 @@ def with_tail(counts: ArrayLike, squares: ArrayLike, buckets: float) -> Histogra
     largest, start = _largest(masses, squares[:LOG_BINS])
     if largest.any():
         energy = masses @ _MEAN_SQUARES + counts[-1]
-        survival = _survival(start, _exponent(largest, start))
+        # P(r > x | r > start) at the edges.
+        exponent = _exponent(largest, start)
+        above, at_one = (np.maximum(LOG_EDGES, start) / start) ** -exponent, start**exponent
+        survival = (above - at_one) / (1 - at_one)
         masses += largest.sum() * -np.diff(survival) - largest
-        masses += PRIOR / (buckets + 1) * energy * _prior(start)
+        # The prior: a density of r^-3 from the start to 1, whose r^2 sums to one.
+        prior = -np.diff(np.maximum(LOG_EDGES, min(start, _HIGHEST)) ** -2.0)
+        masses += PRIOR / (buckets + 1) * energy * (prior / (prior @ _MEAN_SQUARES))
     return Histogram(LOG_EDGES, np.maximum(masses, 0.0), *counts[LOG_BINS:])
-
-
-def _prior(start: float) -> Array:
-    """Return the masses of a density of r^-3 from ``start`` to 1 whose r^2 sums to one."""
-    edges = np.maximum(LOG_EDGES, min(start, _HIGHEST))
-    masses = -np.diff(edges**-2.0)
-    return masses / (masses @ _MEAN_SQUARES)
 
 
 def _largest(masses: Array, squares: Array) -> tuple[Array, float]:
@@ -118,9 +116,3 @@ def _exponent(largest: Array, start: float) -> float:
 
 def _mean_of(u: float) -> float:
     return 1 / u + math.exp(-u) / math.expm1(-u)
-
-
-def _survival(start: float, exponent: float) -> Array:
-    """Return P(r > x | r > start) at ``LOG_EDGES``."""
-    above, at_one = (np.maximum(LOG_EDGES, start) / start) ** -exponent, start**exponent
-    return (above - at_one) / (1 - at_one)

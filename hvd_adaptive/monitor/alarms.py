@@ -15,8 +15,6 @@ decode payloads. Without a warning float32 may still be faster; ``exchange="auto
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from hvd_adaptive.monitor.meter import StepFigures, StepMeter
 
 WINDOW = 50
@@ -26,33 +24,22 @@ FIRST = 5
 LEAST_BYTES = 1 << 16
 
 
-@dataclass(frozen=True)
-class Limits:
-    """Limits of the warnings.
-
-    Attributes:
-        error: Limit of the relative squared error, or None for no warning.
-        non_finite: Limit of the share of non-finite buckets, or None for no warning.
-        slow: Whether to compare with float32.
-    """
-
-    error: float | None
-    non_finite: float | None
-    slow: bool
-
-
 class Alarms:
     """Alarms of one compressor.
 
+    Args:
+        error: Limit of the relative squared error, or None for no warning.
+        non_finite: Limit of the share of non-finite buckets, or None for no warning.
+
     Attributes:
-        compares: Whether to compare with float32, if the limits allow it.
+        compares: Whether to compare with float32.
     """
 
-    def __init__(self, limits: Limits) -> None:
-        self._limits = limits
+    def __init__(self, error: float | None, non_finite: float | None) -> None:
+        self._error_limit, self._non_finite_limit = error, non_finite
         self._warned: set[str] = set()
         self._skipped = 0
-        self.compares = True
+        self.compares = False
         self._empty()
 
     def _empty(self) -> None:
@@ -98,7 +85,7 @@ class Alarms:
         return new
 
     def _error(self, step: int) -> str | None:
-        limit, norm = self._limits.error, self._sum.squared_norm
+        limit, norm = self._error_limit, self._sum.squared_norm
         if limit is None or not norm or self._sum.squared_error <= limit * norm:
             return None
         return (
@@ -109,7 +96,7 @@ class Alarms:
         )
 
     def _buckets_lost(self, step: int) -> str | None:
-        limit = self._limits.non_finite
+        limit = self._non_finite_limit
         if limit is None or not self._buckets or self._non_finite <= limit * self._buckets:
             return None
         return (
@@ -120,7 +107,7 @@ class Alarms:
         )
 
     def _slow(self, step: int, ranks: int) -> str | None:
-        if not self._limits.slow or not self.compares or not self._rate or ranks < 2:
+        if not self.compares or not self._rate or ranks < 2:
             return None
         ring = 2 * (ranks - 1) / ranks * 4 * self._sum.coordinates / WINDOW / self._rate
         if self._fastest <= ring:

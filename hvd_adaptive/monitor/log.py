@@ -1,18 +1,175 @@
-"""Read the files that monitors write."""
+"""Write a monitor's records, and read them. A record is a dict that JSON can represent; ``kind`` is
+its type.
+"""
 
 from __future__ import annotations
 
+import contextlib
 import json
 import logging
+import math
+import os
 import re
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import IO, Any, Protocol
 
-from hvd_adaptive.monitor.sinks import SUFFIX
+from hvd_adaptive.monitor.meter import SECONDS
 
 logger = logging.getLogger("hvd_adaptive")
+
+Record = Mapping[str, Any]
+
+# Longest time until written lines are flushed, in seconds; a later line flushes them.
+FLUSH_SECONDS = 5.0
+SUFFIX = ".jsonl"
+
+
+class Sink(Protocol):
+    """Consumer of records; records may follow after ``close``."""
+
+    def write(self, record: Record) -> None: ...
+
+    def flush(self) -> None:
+        return
+
+    def close(self) -> None:
+        return
+
+
+class JsonLines:
+    """Writer of one line of JSON for each record, to one file of this process. NaN and infinity,
+    which JSON does not have, become null.
+
+    Args:
+        path: A file that ends with ".jsonl", to which lines are appended, or a folder. In a folder
+            each process creates its own file, so processes, restarts and elastic newcomers never
+            share one.
+        name: Prefix of the file name in the folder.
+        rank: Rank, part of the file name.
+
+    Raises:
+        OSError: The file cannot be written.
+    """
+
+    def __init__(self, path: Path, name: str, rank: int) -> None:
+        self._file: IO[str] | None = None
+        self._flushed, self._path = time.monotonic(), path
+        is_file = path.suffix == SUFFIX
+        (path.parent if is_file else path).mkdir(parents=True, exist_ok=True)
+        if not is_file:
+            begun = f"{name}-rank{rank}-{time.strftime('%Y%m%dT%H%M%S')}-{os.getpid()}"
+            self._path = _unused(path, begun)
+
+    def write(self, record: Record) -> None:
+        """Append a line; open the file if necessary."""
+        if self._file is None:
+            self._file = self._path.open("a", encoding="utf-8")
+        plain = json.loads(json.dumps(record), parse_constant=lambda name: None)  # no NaN
+        self._file.write(json.dumps(plain, separators=(",", ":")) + "\n")
+        now = time.monotonic()
+        if record["kind"] != "step" or now - self._flushed > FLUSH_SECONDS:
+            self._flushed = now
+            self._file.flush()
+
+    def flush(self) -> None:
+        """Flush the file."""
+        if self._file is not None:
+            self._file.flush()
+
+    def close(self) -> None:
+        """Close the file; a later record opens it again."""
+        file, self._file = self._file, None
+        if file is not None:
+            file.close()
+
+
+class PythonLog(Sink):
+    """Writer of one log line at level INFO for each record."""
+
+    def __init__(self, logger: logging.Logger) -> None:
+        self._logger = logger
+
+    def write(self, record: Record) -> None:
+        """Log the record if its kind has a line."""
+        if record["kind"] in _LINES:
+            self._logger.info("%s", _LINES[record["kind"]](record))
+
+
+def _start_line(record: Record) -> str:
+    groups, stock = record["groups"], record.get("stock") or {}
+    coordinates = sum(group["coordinates"] for group in groups)
+    line = (
+        f"monitoring {record['scheme']} over {record['ranks']} ranks: {coordinates:,} coordinates"
+    )
+    times = (f"; one exchange in stock {n} takes {1e3 * s:.1f} ms" for n, s in stock.items())
+    return f"{line} in {len(groups)} groups{''.join(times)}"
+
+
+def _step_line(record: Record) -> str:
+    ratio, error = record["ratio"], record["relative_error"]
+    figures = [
+        f"{record['wire_bytes'] / 1e6:.3f} MB sent",
+        None if ratio is None else f"payloads {ratio:.1f} times smaller than gradients",
+        None if error is None else f"relative error {error:.3g}",
+        f"encode {1e3 * record['encode_s']:.1f}, wait {1e3 * record['exchange_s']:.1f}, "
+        f"decode {1e3 * record['decode_s']:.1f} ms",
+        f"{record['non_finite']} buckets not finite" if record["non_finite"] else None,
+    ]
+    return f"step {record['step']}: {', '.join(filter(None, figures))}"
+
+
+# Schemes log their tables themselves, and the monitor logs warnings.
+_LINES: dict[str, Callable[[Record], str]] = {"start": _start_line, "step": _step_line}
+
+
+# Figures that are curves: of groups and steps, and of steps only.
+OF_GROUPS = ("payload_bytes", "relative_error", *SECONDS)
+OF_STEPS = ("wire_bytes", "ratio", "bits_per_coordinate", "step_s", "peak_bytes", "non_finite")
+
+
+class TensorBoard:
+    """Writer of scalars by the user's object with ``add_scalar(tag, value, step)``."""
+
+    def __init__(self, writer: Any, prefix: str) -> None:
+        self._writer, self._prefix = writer, prefix
+
+    def write(self, record: Record) -> None:
+        """Write the scalars of a record of a step or a table."""
+        prefix, scalars = self._prefix, {}
+        if record["compressor"]:
+            prefix += f"/{record['compressor']}"
+        if record["kind"] == "step":
+            scalars = {name: record[name] for name in (*OF_GROUPS, *OF_STEPS, "table_version")}
+            for group in record["groups"]:
+                scalars |= {f"group {group['group']}/{name}": group[name] for name in OF_GROUPS}
+        elif record["kind"] == "table":
+            part = f" {record['part']}" if record["part"] else ""
+            levels = enumerate(record["levels"])
+            scalars = {f"levels{part}/{index:03d}": level for index, level in levels}
+        for name, value in scalars.items():
+            if value is not None and math.isfinite(value):
+                self._writer.add_scalar(f"{prefix}/{name}", value, record["step"])
+
+    def flush(self) -> None:
+        """Flush the user's writer if it can be flushed."""
+        getattr(self._writer, "flush", lambda: None)()
+
+    def close(self) -> None:
+        """Flush; the user closes the writer."""
+        self.flush()
+
+
+def _unused(folder: Path, begun: str) -> Path:
+    """Create and return a file that did not exist."""
+    for count in range(10_000):
+        path = folder / f"{begun}{f'-{count}' if count else ''}{SUFFIX}"
+        with contextlib.suppress(FileExistsError):
+            path.touch(exist_ok=False)
+            return path
+    raise FileExistsError(f"{folder}: has ten thousand files {begun}*{SUFFIX}")
 
 
 class LogError(ValueError):
@@ -27,8 +184,8 @@ class Log:
         label: The monitor's name and, if it served several compressors, the compressor's number.
         rank: The rank.
         starts: Records of layouts (run/monitored.py).
-        tables: Records of level tables (sinks.py).
-        steps: Records of steps (means.py).
+        tables: Records of level tables.
+        steps: Records of steps (meter.py).
         warnings: Records of warnings.
     """
 

@@ -6,6 +6,7 @@ import atexit
 import contextlib
 import logging
 import os
+import re
 import threading
 import time
 import weakref
@@ -14,11 +15,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from hvd_adaptive.base.checks import check_flag, check_has, check_integer
-from hvd_adaptive.monitor.alarms import Alarms, Limits
-from hvd_adaptive.monitor.checks import checked_limit, checked_name, checked_ranks, checked_sinks
-from hvd_adaptive.monitor.means import Means
-from hvd_adaptive.monitor.sinks import JsonLines, PythonLog, Sink, TensorBoard
+from hvd_adaptive.base.checks import check_flag, check_has, check_integer, is_real
+from hvd_adaptive.monitor.alarms import Alarms
+from hvd_adaptive.monitor.log import JsonLines, PythonLog, Sink, TensorBoard
+from hvd_adaptive.monitor.meter import Means
 
 logger = logging.getLogger("hvd_adaptive")
 
@@ -94,14 +94,19 @@ class Monitor:
         self._log = log
         writer = "a torch.utils.tensorboard.SummaryWriter"
         self._writer = check_has("tensorboard", tensorboard, "add_scalar", writer)
-        self._own = checked_sinks("sinks", sinks)
-        self._ranks = checked_ranks(ranks)
-        self._name = checked_name(name)
-        self._limits = Limits(
-            error=checked_limit("error_limit", error_limit),
-            non_finite=checked_limit("non_finite_limit", non_finite_limit),
-            slow=warn_slow,
-        )
+        self._own = _sinks_of("sinks", sinks)
+        every_rank = isinstance(ranks, str) and ranks == "all"
+        if not every_rank and (isinstance(ranks, str) or not isinstance(ranks, Collection)):
+            raise ValueError(f"ranks={ranks!r}: must be a collection of ranks, or 'all'")
+        numbers = () if every_rank else ranks
+        self._ranks = frozenset(check_integer("ranks: rank", rank, 0) for rank in numbers)
+        self._every_rank = every_rank
+        if not isinstance(name, str) or not re.fullmatch(r"\w[\w.-]*", name):
+            allowed = "letters, digits, '_', '-' and '.' only"
+            raise ValueError(f"name={name!r}: must begin a file name: {allowed}")
+        self._name = name
+        limits = _limit("error_limit", error_limit), _limit("non_finite_limit", non_finite_limit)
+        self._limits, self._warn_slow = limits, warn_slow
         self.compare = check_flag("compare", compare)
         self._sinks: list[Sink] | None = None
         self._sources: weakref.WeakKeyDictionary[Any, _Source] = weakref.WeakKeyDictionary()
@@ -110,7 +115,7 @@ class Monitor:
 
     def watches(self, rank: int) -> bool:
         """Return whether this rank records."""
-        return self._ranks == "all" or rank in self._ranks
+        return self._every_rank or rank in self._ranks
 
     def flush(self) -> None:
         """Write what is buffered."""
@@ -143,7 +148,8 @@ class Monitor:
             source.facts = dict(facts)
             source.buckets = {g["group"]: g["buckets"] for g in facts["groups"]}
             source.means, source.versions = None, {}
-            source.alarms.compares = facts["exchange"] != "auto"  # "auto" has measured it
+            # "auto" has measured it.
+            source.alarms.compares = self._warn_slow and facts["exchange"] != "auto"
             self._write(source, "start", facts)
 
     def stock(self, compressor: Any, ranks: Any) -> dict[str, float] | None:
@@ -193,7 +199,7 @@ class Monitor:
 
     def _source(self, compressor: Any) -> _Source:
         if compressor not in self._sources:
-            self._sources[compressor] = _Source(self._known, Alarms(self._limits))
+            self._sources[compressor] = _Source(self._known, Alarms(*self._limits))
             self._known += 1
         return self._sources[compressor]
 
@@ -264,3 +270,24 @@ class _Source:
     # The ranks that stock exchanges were measured with, and their seconds by name.
     stock: tuple[Any, dict[str, float] | None] = None, None
     means: Means | None = None
+
+
+def _limit(name: str, value: Any) -> float | None:
+    """Return a number >= 0, or None; raise ValueError otherwise."""
+    if value is None:
+        return None
+    if not is_real(value) or not 0 <= value < float("inf"):
+        raise ValueError(f"{name}={value!r}: must be a number of 0 or more, or None")
+    return float(value)
+
+
+def _sinks_of(name: str, value: Any) -> list[Any]:
+    """Return a list of objects that can be written to; raise ValueError otherwise."""
+    if isinstance(value, str) or not isinstance(value, Collection):
+        raise ValueError(f"{name}={value!r}: must be a collection of sinks")
+    for sink in value:
+        lacks = [m for m in ("write", "flush", "close") if not callable(getattr(sink, m, None))]
+        if lacks or isinstance(sink, type):
+            called = ", ".join(f"{m}()" for m in lacks) or "an instance, not a class"
+            raise ValueError(f"{name}: {sink!r}: must have {called}")
+    return list(value)

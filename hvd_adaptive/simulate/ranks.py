@@ -128,9 +128,8 @@ class Ranks:
         for rank, residuals in enumerate(self.residuals):
             residuals.lay_out(self.layout, rank, self.workers)
         self.coordinates = sum(group.coordinates for group in self.layout.groups)
-        self._gradients = [
-            RankGradients([flat[rank] for flat in self.flats]) for rank in range(self.workers)
-        ]
+        own = ([flat[rank] for flat in self.flats] for rank in range(self.workers))
+        self._gradients = list(map(RankGradients, own))
         self._missing: list[set[int]] = [set() for _ in range(self.workers)]
         self.payload_bytes, self.relative_error = 0, 0.0
 
@@ -172,11 +171,9 @@ class Ranks:
         """
         if self.compressor is None:
             return False
-        exchange = self._exchanges[0]
-        exchange.prepare(
-            self.compressor._training.updates, exchange.parts_among(self.layout.groups), step
-        )
-        return self.compressor._training.updates.needs_samples(step)
+        exchange, updates = self._exchanges[0], self.compressor._training.updates
+        exchange.prepare(updates, exchange.parts_among(self.layout.groups), step)
+        return updates.needs_samples(step)
 
     def refit(self, step: int) -> None:
         """Sample all ranks' gradients, and update the tables if the schedule says so."""

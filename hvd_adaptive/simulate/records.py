@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import csv
 import functools
 import json
@@ -63,14 +64,10 @@ class Records:
 
 
 def _value(cell: str) -> float | int | str | None:
-    if cell == "":
-        return None
     for kind in (int, float):
-        try:
+        with contextlib.suppress(ValueError):
             return kind(cell)
-        except ValueError:
-            continue
-    return cell
+    return cell or None
 
 
 def described(value: Any) -> Any:

@@ -154,10 +154,8 @@ def train(
     result.note_table(compressor, -1)
 
     model.train()
-    bar = tqdm(
-        total=steps, unit="step", leave=False, disable=None if progress is None else not progress
-    )
-    with bar:
+    hidden = None if progress is None else not progress
+    with tqdm(total=steps, unit="step", leave=False, disable=hidden) as bar:
         for step in range(first, first + steps):
             row = dict.fromkeys(COLUMNS) | {"step": step}
             if compressor is not None and begin_step(compressor):

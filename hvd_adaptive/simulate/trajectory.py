@@ -11,17 +11,10 @@ from tqdm import tqdm
 
 from hvd_adaptive.base.checks import check_integer
 from hvd_adaptive.compressor import GradientCompressor
+from hvd_adaptive.simulate import training
 from hvd_adaptive.simulate.data import Batches, Minibatch, make_batches
 from hvd_adaptive.simulate.ranks import Ranks
 from hvd_adaptive.simulate.records import Records, Row
-from hvd_adaptive.simulate.training import (
-    Buffers,
-    Loss,
-    MakeOptimizer,
-    MakeSchedule,
-    backward,
-    described_run,
-)
 
 
 def variance_on_trajectory(
@@ -29,13 +22,13 @@ def variance_on_trajectory(
     data: Minibatch | Batches,
     schemes: Mapping[str, GradientCompressor],
     *,
-    optimizer: MakeOptimizer,
+    optimizer: training.MakeOptimizer,
     steps: Collection[int],
     workers: int = 4,
     batch_size: int | None = None,
     seed: int = 0,
-    loss: Loss = F.cross_entropy,
-    schedule: MakeSchedule | None = None,
+    loss: training.Loss = F.cross_entropy,
+    schedule: training.MakeSchedule | None = None,
     progress: bool | None = None,
 ) -> Records:
     """Train ``model`` by plain float32 SGD of one rank, and measure variances at ``steps``.
@@ -79,28 +72,23 @@ def variance_on_trajectory(
     batches = make_batches(data, batch_size, workers, seed)
     stepper = optimizer(model.parameters())
     scheduler = schedule(stepper) if schedule is not None else None
-    buffers = Buffers(model, workers)
+    buffers = training.Buffers(model, workers)
     named = list(model.named_parameters())
     exact = Ranks(named, None, workers)
     ranks = {name: Ranks(named, scheme, workers) for name, scheme in schemes.items()}
     takers = _share([exact, *ranks.values()])
-    settings = described_run(model, stepper, batches, exact, seed, batch_size) | {
-        "schemes": {name: repr(scheme) for name, scheme in schemes.items()},
-    }
+    settings = training.described_run(model, stepper, batches, exact, seed, batch_size)
+    settings["schemes"] = {name: repr(scheme) for name, scheme in schemes.items()}
     records = Records(settings, [])
 
     model.train()
-    bar = tqdm(
-        range(max(wanted, default=-1) + 1),
-        unit="step",
-        leave=False,
-        disable=None if progress is None else not progress,
-    )
-    for step in bar:
+    hidden = None if progress is None else not progress
+    every = range(max(wanted, default=-1) + 1)
+    for step in tqdm(every, unit="step", leave=False, disable=hidden):
         due = [each for each in ranks.values() if each.due(step)]
         measured = step in wanted
         count = workers if due or measured else 1
-        backward(model, batches, step, loss, buffers, takers, count)
+        training.backward(model, batches, step, loss, buffers, takers, count)
         for each in due:
             each.refit(step)
         if measured:

@@ -56,10 +56,9 @@ def quantization_error(scheme: GradientCompressor | Codec, flat: torch.Tensor) -
     codec = scheme.parts.default if isinstance(scheme, GradientCompressor) else scheme
     if not isinstance(codec, TableCodec):
         keys = [stream_key(0, 0, draw, Use.DRAW) for draw in range(DRAWS)]
-        squares = [
-            (codec.payloads.roundtrip(flat, key) - flat).double().square().sum() for key in keys
-        ]
-        return QuantizationError(float(sum(squares) / DRAWS), float("nan"))
+        errors = (codec.payloads.roundtrip(flat, key) - flat for key in keys)
+        squares = sum(float(error.double().square().sum()) for error in errors)
+        return QuantizationError(squares / DRAWS, float("nan"))
     if codec.payloads.zeros_of(flat) is not None:  # buckets are cut from the other coordinates
         there = flat != 0
         found = quantization_error(codec, flat[there])
@@ -75,9 +74,8 @@ def quantization_error(scheme: GradientCompressor | Codec, flat: torch.Tensor) -
         lost = clipped.double() - flat.double()
     norms = ops.bucket_norms(clipped, bucket, codec.norm)
     # NaN for a non-finite bucket.
-    of_buckets = kernels.for_device(flat.device, "variance").variances(
-        clipped, norms, bucket, codec.table.kernel
-    )
+    exact = kernels.for_device(flat.device, "variance").variances
+    of_buckets = exact(clipped, norms, bucket, codec.table.kernel)
     variance = float((of_buckets * norms.double().square()).sum())
     return QuantizationError(variance, float(of_buckets.sum()), lost)
 

@@ -4,87 +4,40 @@ Each docstring names the theorem and the errors of its printed form. ``docs/theo
 example of each function. Arguments and results are plain numbers and NumPy arrays.
 """
 
-from hvd_adaptive.theory.averages import RunAverages, Segment
-from hvd_adaptive.theory.code_length import (
-    code_length_bound,
-    elias_bits,
-    nonzero_bound,
-    nuqsgd_code_length,
-    qsgd_code_length,
-    qsgd_dense_code_length,
-    sparse_code_bits,
-    sparse_code_length_bound,
-)
-from hvd_adaptive.theory.convergence import (
-    Guarantee,
-    nonsmooth_convex,
-    quantized_variance,
-    smooth_convex,
-    smooth_convex_to_reach,
-    smooth_nonconvex,
-)
-from hvd_adaptive.theory.convexity import (
-    best_single_level,
-    convexity_margin,
-    least_convex_pair,
-    objective_hessian,
-    variance_gap,
-    variance_gap_bound,
-)
-from hvd_adaptive.theory.descent import compressed_descent, feedback_descent
-from hvd_adaptive.theory.feedback import (
-    best_feedback,
-    feedback_limit,
-    mmse_error,
-    qcs_variance_bound,
-    residual_bound,
-)
-from hvd_adaptive.theory.momentum import momentum_convex, momentum_nonconvex
-from hvd_adaptive.theory.variance import (
-    exact_variance,
-    exponent_constant,
-    nuqsgd_variance_bound,
-    qsgd_variance_bound,
-    small_coordinates,
-    variance_bound,
-)
-
-__all__ = [
-    "Guarantee",
-    "RunAverages",
-    "Segment",
-    "best_feedback",
-    "best_single_level",
-    "code_length_bound",
-    "compressed_descent",
-    "convexity_margin",
-    "elias_bits",
-    "exact_variance",
-    "exponent_constant",
-    "feedback_descent",
-    "feedback_limit",
-    "least_convex_pair",
-    "mmse_error",
-    "momentum_convex",
-    "momentum_nonconvex",
-    "nonsmooth_convex",
-    "nonzero_bound",
-    "nuqsgd_code_length",
-    "nuqsgd_variance_bound",
-    "objective_hessian",
-    "qcs_variance_bound",
-    "qsgd_code_length",
-    "qsgd_dense_code_length",
-    "qsgd_variance_bound",
-    "quantized_variance",
-    "residual_bound",
-    "small_coordinates",
-    "smooth_convex",
-    "smooth_convex_to_reach",
-    "smooth_nonconvex",
-    "sparse_code_bits",
-    "sparse_code_length_bound",
-    "variance_bound",
-    "variance_gap",
-    "variance_gap_bound",
-]
+from hvd_adaptive.schemes.qcs import variance_bound as qcs_variance_bound  # noqa: F401
+from hvd_adaptive.theory.code_length import code_length_bound as code_length_bound
+from hvd_adaptive.theory.code_length import elias_bits as elias_bits
+from hvd_adaptive.theory.code_length import nonzero_bound as nonzero_bound
+from hvd_adaptive.theory.code_length import nuqsgd_code_length as nuqsgd_code_length
+from hvd_adaptive.theory.code_length import qsgd_code_length as qsgd_code_length
+from hvd_adaptive.theory.code_length import qsgd_dense_code_length as qsgd_dense_code_length
+from hvd_adaptive.theory.code_length import sparse_code_bits as sparse_code_bits
+from hvd_adaptive.theory.code_length import sparse_code_length_bound as sparse_code_length_bound
+from hvd_adaptive.theory.convergence import Guarantee as Guarantee
+from hvd_adaptive.theory.convergence import momentum_convex as momentum_convex
+from hvd_adaptive.theory.convergence import momentum_nonconvex as momentum_nonconvex
+from hvd_adaptive.theory.convergence import nonsmooth_convex as nonsmooth_convex
+from hvd_adaptive.theory.convergence import quantized_variance as quantized_variance
+from hvd_adaptive.theory.convergence import smooth_convex as smooth_convex
+from hvd_adaptive.theory.convergence import smooth_convex_to_reach as smooth_convex_to_reach
+from hvd_adaptive.theory.convergence import smooth_nonconvex as smooth_nonconvex
+from hvd_adaptive.theory.convexity import best_single_level as best_single_level
+from hvd_adaptive.theory.convexity import convexity_margin as convexity_margin
+from hvd_adaptive.theory.convexity import least_convex_pair as least_convex_pair
+from hvd_adaptive.theory.convexity import objective_hessian as objective_hessian
+from hvd_adaptive.theory.convexity import variance_gap as variance_gap
+from hvd_adaptive.theory.convexity import variance_gap_bound as variance_gap_bound
+from hvd_adaptive.theory.feedback import best_feedback as best_feedback
+from hvd_adaptive.theory.feedback import compressed_descent as compressed_descent
+from hvd_adaptive.theory.feedback import feedback_descent as feedback_descent
+from hvd_adaptive.theory.feedback import feedback_limit as feedback_limit
+from hvd_adaptive.theory.feedback import mmse_error as mmse_error
+from hvd_adaptive.theory.feedback import residual_bound as residual_bound
+from hvd_adaptive.theory.variance import RunAverages as RunAverages
+from hvd_adaptive.theory.variance import Segment as Segment
+from hvd_adaptive.theory.variance import exact_variance as exact_variance
+from hvd_adaptive.theory.variance import exponent_constant as exponent_constant
+from hvd_adaptive.theory.variance import nuqsgd_variance_bound as nuqsgd_variance_bound
+from hvd_adaptive.theory.variance import qsgd_variance_bound as qsgd_variance_bound
+from hvd_adaptive.theory.variance import small_coordinates as small_coordinates
+from hvd_adaptive.theory.variance import variance_bound as variance_bound

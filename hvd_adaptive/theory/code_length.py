@@ -13,13 +13,8 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from hvd_adaptive.levels import (
-    Distribution,
-    check_magnitudes,
-    entropy_bits,
-    magnitude_probabilities,
-    symbol_probabilities,
-)
+from hvd_adaptive.levels import Distribution, check_magnitudes, entropy_bits
+from hvd_adaptive.levels.objective import magnitude_probabilities, symbol_probabilities
 from hvd_adaptive.theory.arguments import check_count, check_not_negative, check_order
 from hvd_adaptive.theory.variance import variance_bound
 
@@ -51,17 +46,11 @@ def code_length_bound(
     """
     levels = check_magnitudes(magnitudes, symmetric)
     d, _ = check_count("dimension", dimension), check_order(norm_order)
-    if symmetric:
-        symbols, signs = 2 * levels.size, 0.0
-        probabilities = symbol_probabilities
-    else:
-        symbols, signs = levels.size, nonzero_bound(levels, d, norm_order)
-        probabilities = magnitude_probabilities
-    entropy = (
-        float(np.log2(symbols))
-        if distribution is None
-        else entropy_bits(probabilities(levels, distribution, symmetric))
-    )
+    signs = 0.0 if symmetric else nonzero_bound(levels, d, norm_order)
+    entropy = float(np.log2(levels.size) + symmetric)
+    if distribution is not None:
+        probabilities = symbol_probabilities if symmetric else magnitude_probabilities
+        entropy = entropy_bits(probabilities(levels, distribution, symmetric))
     return check_not_negative("norm_bits", norm_bits) + signs + d * (entropy + 1)
 
 

@@ -12,6 +12,20 @@ quantized stochastic gradients (``quantized_variance``). Arguments are named aft
                     weigh all iterations equally, so the average is sufficient
     processors      M (K in QSGD); their gradients and roundings are independent
     bits            N_Q, expected bits per iteration and processor
+    gradient_bound  V with ||grad f(w)|| <= V
+    initial_gap     f(w0) - f*, or an upper bound of it
+    lookahead       l >= 0
+
+With momentum 0 <= mu < 1 (ALQ App. I, after Yang, Lin and Li 2016), the update (Eq. 45) with the
+averaged quantized gradient g,
+
+    y_{t+1} = w_t - alpha g,   y'_{t+1} = w_t - l alpha g,
+    w_{t+1} = y_{t+1} + mu (y'_{t+1} - y'_t)
+
+is the heavy ball at lookahead l = 0 (torch's SGD with momentum at a constant step size), Nesterov's
+method at l = 1 and plain SGD with step size alpha/(1 - mu) at l = 1/(1 - mu). Both proofs follow
+z_t = w_t + mu/(1 - mu) (w_t - w_{t-1} + l alpha g_{t-1}), which plain SGD with alpha/(1 - mu)
+moves.
 
 The bounds hold in expectation over gradients and rounding, in the unit of f (or of ||grad f||^2).
 Each docstring derives its bound and names errors of the printed theorem.
@@ -21,6 +35,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import Any
 
 from hvd_adaptive.theory.arguments import check_count, check_not_negative, check_positive
 
@@ -150,24 +165,13 @@ def smooth_convex_to_reach(
     smooth, r = check_positive("smoothness", smoothness), check_positive("radius", radius)
     noise = r * math.sqrt(2 * quantized_variance(second_moment, epsilon, processors, variance))
     root = (noise + math.sqrt(noise**2 + 4 * smooth * r**2 * target)) / (2 * target)
-
-    def after(steps: int) -> Guarantee:
-        return smooth_convex(
-            iterations=steps,
-            smoothness=smooth,
-            radius=r,
-            second_moment=second_moment,
-            epsilon=epsilon,
-            processors=processors,
-            variance=variance,
-            bits=bits,
-        )
-
+    known: Any = {"smoothness": smooth, "radius": r, "second_moment": second_moment}
+    known |= {"epsilon": epsilon, "processors": processors, "variance": variance, "bits": bits}
     # Rounding may put the root on either side of a whole number.
     steps = max(1, math.ceil(root**2) - 1)
-    while after(steps).bound > target:
+    while smooth_convex(iterations=steps, **known).bound > target:
         steps += 1
-    return after(steps)
+    return smooth_convex(iterations=steps, **known)
 
 
 def smooth_nonconvex(
@@ -202,6 +206,82 @@ def smooth_nonconvex(
     alpha = check_positive("step_size", alpha, below=2 / smooth)
     bound = (2 * gap / steps + smooth * alpha**2 * noise) / (alpha * (2 - smooth * alpha))
     return Guarantee(bound, alpha, steps, total_bits(steps, bits))
+
+
+def momentum_convex(
+    *,
+    iterations: int,
+    momentum: float,
+    step_size: float,
+    distance: float,
+    initial_gap: float,
+    gradient_bound: float,
+    second_moment: float,
+    epsilon: float = 0.0,
+    processors: int = 1,
+    variance: float | None = None,
+    lookahead: float = 0.0,
+    bits: float | None = None,
+) -> Guarantee:
+    """Bound E f(mean of w_0 .. w_T) - f* without projection: ALQ Theorem 7, Eq. 46.
+
+        mu (f(w0) - f*)/((1 - mu)(T + 1)) + (1 - mu) ||w0 - w*||^2/(2 alpha (T + 1))
+            + alpha (1 + 2 l mu)(V^2 + sigma_M^2)/(2 (1 - mu))
+
+    ``distance`` is ||w0 - w*||. The paper prints the sum of the T + 1 iterates divided by T.
+    """
+    count = check_count("iterations", iterations) + 1
+    mu = check_not_negative("momentum", momentum, below=1.0)
+    alpha = check_positive("step_size", step_size)
+    gap = check_not_negative("initial_gap", initial_gap)
+    squared = check_not_negative("distance", distance) ** 2
+    moment = quantized_variance(second_moment, epsilon, processors, variance)
+    moment += check_not_negative("gradient_bound", gradient_bound) ** 2
+    ahead = 1 + 2 * check_not_negative("lookahead", lookahead) * mu
+    bound = (
+        mu * gap / ((1 - mu) * count)
+        + (1 - mu) * squared / (2 * alpha * count)
+        + alpha * ahead * moment / (2 * (1 - mu))
+    )
+    return Guarantee(bound, alpha, count - 1, total_bits(count - 1, bits))
+
+
+def momentum_nonconvex(
+    *,
+    iterations: int,
+    momentum: float,
+    smoothness: float,
+    step_constant: float,
+    initial_gap: float,
+    gradient_bound: float,
+    second_moment: float,
+    epsilon: float = 0.0,
+    processors: int = 1,
+    variance: float | None = None,
+    lookahead: float = 0.0,
+    bits: float | None = None,
+) -> Guarantee:
+    """Bound min over t = 0 .. T of E||grad f(w_t)||^2: ALQ Theorem 8.
+
+        2 (1 - mu)(f(w0) - f*)/(alpha (T + 1)) + C V'/((1 - mu)^3 sqrt(T + 1))
+        V' = L (mu^2 ((1 - mu) l - 1)^2 + (1 - mu)^2)(V^2 + sigma_M^2)
+
+    at alpha = min((1 - mu)/(2 L), C/sqrt(T + 1)). ``step_constant`` is C > 0. The theorem holds as
+    printed, and for the mean over t as well.
+    """
+    count = check_count("iterations", iterations) + 1
+    mu = check_not_negative("momentum", momentum, below=1.0)
+    smooth = check_positive("smoothness", smoothness)
+    c = check_positive("step_constant", step_constant)
+    gap = check_not_negative("initial_gap", initial_gap)
+    moment = quantized_variance(second_moment, epsilon, processors, variance)
+    moment += check_not_negative("gradient_bound", gradient_bound) ** 2
+    ahead = (1 - mu) * check_not_negative("lookahead", lookahead) - 1
+    alpha = min((1 - mu) / (2 * smooth), c / math.sqrt(count))
+    spread = smooth * (mu**2 * ahead**2 + (1 - mu) ** 2) * moment
+    progress = 2 * (1 - mu) * gap / (alpha * count)
+    bound = progress + c * spread / ((1 - mu) ** 3 * math.sqrt(count))
+    return Guarantee(bound, alpha, count - 1, total_bits(count - 1, bits))
 
 
 def total_bits(iterations: int, bits: float | None) -> float | None:

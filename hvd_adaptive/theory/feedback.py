@@ -1,4 +1,5 @@
-"""Bound the residual of weighted error feedback (QCS paper, Lemmas 3 and 4; Abdi and Fekri 2020).
+"""Bound the residual of weighted error feedback, and descent with and without it (QCS paper, Lemmas
+3 to 6; Abdi and Fekri 2020).
 
 γ belongs to an unbiased quantiser: E Q(z) = z and E||z - Q(z)||² <= γ ||z||² for every z. QCS's γ
 is ``qcs_variance_bound`` (Theorem 2, Eq. 10). "mmse" quantisers send α Q(z), α = 1/(γ + 1) (Eq.
@@ -7,6 +8,9 @@ is ``qcs_variance_bound`` (Theorem 2, Eq. 10). "mmse" quantisers send α Q(z), �
 With z = g + β r and e = z - ẑ the residual becomes r' = (1 - β) r + e (Eq. 14d). Gradients have
 E||g||² <= B. A bound η means E||r||² <= η B at every step, starting at r = 0: each step maps
 E||r||² by an increasing function whose fixed point is η B.
+
+In the bounds of descent f is L-smooth and starts at f(w0) - f* = ``initial_gap``. They apply to the
+mean of E||∇f(w_t)||² over the T iterates, and so also to the minimum.
 """
 
 from __future__ import annotations
@@ -14,16 +18,7 @@ from __future__ import annotations
 import math
 
 from hvd_adaptive.base.checks import check_choice, check_flag
-from hvd_adaptive.schemes.qcs import variance_bound as qcs_variance_bound
-from hvd_adaptive.theory.arguments import check_not_negative, check_positive
-
-__all__ = [
-    "best_feedback",
-    "feedback_limit",
-    "mmse_error",
-    "qcs_variance_bound",
-    "residual_bound",
-]
+from hvd_adaptive.theory.arguments import check_count, check_not_negative, check_positive
 
 
 def mmse_error(gamma: float) -> float:
@@ -100,12 +95,56 @@ def best_feedback(
     (correlated), or mmse has the smaller η*, γ instead of γ (γ + 1) (uncorrelated).
     """
     gamma = check_not_negative("gamma", gamma)
-    weights = {
-        ("unbiased", False): 1 / (gamma + 1),
-        ("unbiased", True): 1 - math.sqrt(gamma / (gamma + 1)),
-        ("mmse", False): 1.0,
-        ("mmse", True): 1.0,
-    }
-    check_choice("estimator", estimator, ("unbiased", "mmse"))
-    weight = weights[estimator, check_flag("correlated", correlated)]
+    weight, correlated = 1.0, check_flag("correlated", correlated)
+    if check_choice("estimator", estimator, ("unbiased", "mmse")) == "unbiased":
+        weight = 1 - math.sqrt(gamma / (gamma + 1)) if correlated else 1 / (gamma + 1)
     return weight, residual_bound(gamma, weight, estimator, correlated)
+
+
+def compressed_descent(
+    *,
+    iterations: int,
+    step_size: float,
+    smoothness: float,
+    initial_gap: float,
+    second_moment: float,
+    gamma: float,
+    estimator: str = "unbiased",
+) -> float:
+    """Return the bound without feedback: gap/(T μ) + L μ (1 + γ) B/2 (Lemma 5; Eq. 22 at μ = 1/√T).
+
+    "mmse" is the unbiased quantiser at step size μ/(1 + γ): (1 + γ) gap/(T μ) + L μ B/2.
+    """
+    steps = check_count("iterations", iterations)
+    rate = check_positive("step_size", step_size)
+    gamma = check_not_negative("gamma", gamma)
+    if check_choice("estimator", estimator, ("unbiased", "mmse")) == "mmse":
+        rate /= 1 + gamma
+    curvature = check_positive("smoothness", smoothness)
+    gap = check_not_negative("initial_gap", initial_gap)
+    moment = check_positive("second_moment", second_moment)
+    return gap / (steps * rate) + curvature * rate * (1 + gamma) * moment / 2
+
+
+def feedback_descent(
+    *,
+    iterations: int,
+    step_size: float,
+    smoothness: float,
+    initial_gap: float,
+    second_moment: float,
+    residual: float,
+) -> float:
+    """Return the bound with feedback: 2 gap/(T μ) + L B (μ + L η μ²).
+
+    The last term of the printed Lemma 6 is four times as large. ``residual`` is η with E||r||² <= η
+    B (``residual_bound``). Since r' = r + g - ẑ, the points w - μ r descend by g itself, and -<∇f(w
+    - μ r), ∇f(w)> <= -||∇f(w)||²/2 + L² μ² ||r||²/2.
+    """
+    steps = check_count("iterations", iterations)
+    rate = check_positive("step_size", step_size)
+    curvature = check_positive("smoothness", smoothness)
+    gap = check_not_negative("initial_gap", initial_gap)
+    moment = check_positive("second_moment", second_moment)
+    eta = check_not_negative("residual", residual)
+    return 2 * gap / (steps * rate) + curvature * moment * (rate + curvature * eta * rate**2)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import os
 import shutil
@@ -132,9 +131,8 @@ def results(job: Job) -> list[Any]:
     """
     code = job.wait()
     if code != 0:
-        how = f"ended with status {code}"
-        if code is None:
-            how = f"did not end within {job.seconds:.0f} s"
+        late = f"did not end within {job.seconds:.0f} s"
+        how = late if code is None else f"ended with status {code}"
         raise RanksError(f"{Path(job.command[0]).name} {how}", job.text())
     # horovodrun writes "[1,0]<stdout>:" before each line.
     lines = (line.partition(MARK) for line in job.text().splitlines())
@@ -149,11 +147,6 @@ def send_result(result: Any) -> None:
 def available() -> list[str]:
     """Return the launchers whose programs are installed, the preferred one first."""
     return [launcher for launcher in LAUNCHERS if _found(launcher) is not None]
-
-
-def has_horovod() -> bool:
-    """Return whether Horovod is installed, without importing it."""
-    return importlib.util.find_spec("horovod") is not None
 
 
 def missing(launchers: Iterable[str]) -> list[str]:

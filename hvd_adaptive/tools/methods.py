@@ -99,9 +99,8 @@ def read(text: str) -> list[Method]:
     if name in STOCK and isinstance(call, ast.Call):
         raise ValueError(f"{text!r}: takes no keywords")
     combinations = [dict(pairs) for pairs in itertools.product(*choices)]
-    if len(combinations) == 1:
-        return [Method(name, combinations[0], text)]
-    return [Method(name, keywords, written(name, keywords)) for keywords in combinations]
+    own = text if len(combinations) == 1 else None
+    return [Method(name, keywords, own or written(name, keywords)) for keywords in combinations]
 
 
 def written(name: str, keywords: Mapping[str, Any]) -> str:

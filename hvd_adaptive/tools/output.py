@@ -12,6 +12,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
+Run = Callable[[argparse.Namespace], int]
 WIDTH = 130
 OK, PROBLEM = 0, 1
 BORDER, PADDING = 1, 3  # characters: of a table's left edge, and of each column's edge and spaces
@@ -19,12 +20,7 @@ LEAST_TEXT = 24  # characters of a column of text, unless its cells are shorter
 
 
 def add_command(
-    commands: Any,
-    name: str,
-    run: Callable[[argparse.Namespace], int],
-    summary: str,
-    description: str,
-    epilog: str,
+    commands: Any, name: str, run: Run, summary: str, description: str, epilog: str
 ) -> argparse.ArgumentParser:
     """Add a command to the parser of several, and return its own parser.
 
@@ -99,6 +95,16 @@ def positive(text: str) -> float:
     return value
 
 
+def seconds(value: float | None) -> str:
+    """Format seconds in the unit that fits."""
+    if value is None:
+        return "-"
+    for unit, factor in (("s", 1.0), ("ms", 1e3)):
+        if value * factor >= 1:
+            return f"{value * factor:.3g} {unit}"
+    return f"{1e6 * value:.3g} µs"
+
+
 @dataclass(frozen=True)
 class Column:
     """Column of a table.
@@ -158,11 +164,9 @@ def make_table(
         names = ", ".join(left_out).replace("\n", " ")
         caption += f"\nNot shown, for want of width: {names}; {more}."
     table = Table(title=title, caption=caption.strip(), caption_justify="left", show_lines=lines)
+    number: Any = {"justify": "right", "no_wrap": True}
     for column in map(columns.__getitem__, shown):
-        if column.text:
-            table.add_column(column.heading, overflow="fold")
-        else:
-            table.add_column(column.heading, justify="right", no_wrap=True)
+        table.add_column(column.heading, **{"overflow": "fold"} if column.text else number)
     for row, style in zip(rows, styles or [None] * len(rows), strict=True):
         table.add_row(*(row[place] for place in shown), style=style)
     return table

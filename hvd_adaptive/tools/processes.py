@@ -12,12 +12,13 @@ import time
 import uuid
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import IO
+from typing import IO, Any
 
 # Holds the marks of the jobs that a process belongs to. Launchers give ranks process groups and
 # sessions of their own, and Open MPI's daemons leave their parents; environments are inherited.
 MARKS = "HVD_ADAPTIVE_JOBS"
 CHECK_S = 1.0
+TEXTS: Any = {"capture_output": True, "text": True, "errors": "replace"}  # for subprocess.run
 # After SIGTERM, and after a failure that should end the command by itself.
 GRACE_S = 5.0
 
@@ -31,7 +32,7 @@ def search_path() -> str:
 def output_of(*command: str) -> str:
     """Return what a command prints; "" if it fails, or does not end within 30 s."""
     try:
-        done = subprocess.run(command, capture_output=True, text=True, errors="replace", timeout=30)
+        done = subprocess.run(command, timeout=30, **TEXTS)
     except (OSError, subprocess.TimeoutExpired):
         return ""
     return done.stdout if done.returncode == 0 else ""

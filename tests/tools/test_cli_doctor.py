@@ -11,8 +11,8 @@ import pytest
 
 from hvd_adaptive import kernels
 from hvd_adaptive.tools.cli import main
-from hvd_adaptive.tools.doctor import checks
-from hvd_adaptive.tools.doctor.checks import Context
+from hvd_adaptive.tools.doctor import command as checks
+from hvd_adaptive.tools.doctor.command import Context
 from hvd_adaptive.tools.install.environment import Torch, find_torch
 from hvd_adaptive.tools.launch import ROOT, Ranks, RanksError, hints
 

@@ -58,7 +58,7 @@ def test_messages_have_latency():
 
 
 def test_the_processors_terms_and_its_share():
-    codec = Cost("A()", 8.0, 1e-6, 2e-6, 0.1, second_bits=16.0, second_s=9e-6)
+    codec = Cost("A()", 8.0, 1e-6, 2e-6, 0.1, second_bits=16.0)
     costs = {"copy_s": 1e-6, "stock_call_s": 0.1, "scheme_call_s": 0.2}
     own = job(4, FAST, tensors=5)
     whole = seconds(own, codec, **costs)
@@ -66,8 +66,9 @@ def test_the_processors_terms_and_its_share():
     assert whole["float32 ring"] == pytest.approx(IN_STEP * (6 + 0.5))
     # Copy three million bytes, encode a second, decode four payloads.
     assert whole["A() allgather"] == pytest.approx(IN_STEP * (3 + 1 + 4 * 2 + 1))
-    # Copy 3/4 of one byte and of two; encode, decode, and the averages.
-    assert whole["A() scatter_reduce"] == pytest.approx(IN_STEP * (0.75 * 3 + 1 + 2 + 9 + 1))
+    # Copy 3/4 of one byte and of two; encode, decode, a quarter of the averages and all of them.
+    codecs = 1 + 2 + 0.25 + 2
+    assert whole["A() scatter_reduce"] == pytest.approx(IN_STEP * (0.75 * 3 + codecs + 1))
     half = seconds(replace(own, cores=0.5), codec, **costs)
     assert half == pytest.approx({name: 2 * value for name, value in whole.items()})
     four = replace(own, per_host=4, latency=9.0, cores=2)  # a host has neither link nor latency

@@ -194,7 +194,7 @@ def test_ranks_that_start_apart_are_told():
 @pytest.mark.parametrize(
     ("wrong", "message"),
     [
-        ({"lr": 0}, "lr=0: must be a number above 0"),
+        ({"lr": 0}, "lr=0: must be a finite number above 0"),
         ({"iterations": 0}, "iterations=0: must be an integer >= 1"),
         ({"intervals": 128}, "intervals=128: must be an integer from 1 to 127"),
         ({"start": torch.zeros(4, dtype=torch.int64)}, "start: must be"),

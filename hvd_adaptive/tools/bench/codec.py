@@ -12,7 +12,6 @@ import contextlib
 import copy
 import functools
 import itertools
-import math
 import statistics
 import timeit
 from collections.abc import Callable, Iterator, Sequence
@@ -135,9 +134,8 @@ def measure(codec: Any, label: str, options: Options) -> dict[str, float]:
         encode, decode: Seconds of a body.
         sealed, bare: Seconds to make a payload with a checksum, and without one.
         checksum: Seconds by which the former exceeds the latter in the same round. Half of the
-            rounds begin with each; the mean of both halves' medians counts. A value below 0 means
-            that the difference is less than its standard error.
-        checksum_error: This standard error.
+            rounds begin with each; the mean of both halves' medians counts. A value below 0 is
+            noise.
     """
     device = torch.device(options.device)
     flat = torch.empty(options.coordinates, device=device)
@@ -174,9 +172,8 @@ def measure(codec: Any, label: str, options: Options) -> dict[str, float]:
     longer = [a - b for a, b in zip(times["sealed"], times["bare"], strict=True)]
     # The first of a pair finds the caches cold: each of the two is so in every second round.
     orders = [statistics.median(longer[place::2]) for place in range(min(2, len(longer)))]
-    medians["checksum"] = statistics.mean(orders)
-    medians["checksum_error"] = _median_error(longer)
-    return medians | {"bits": 8 * used / options.coordinates}
+    checksum = statistics.mean(orders)
+    return medians | {"checksum": checksum, "bits": 8 * used / options.coordinates}
 
 
 def without_checksum(codec: Any) -> Any:
@@ -199,15 +196,6 @@ def _decoded(codec: Any, body: torch.Tensor, is_coded: bool, total: torch.Tensor
     if is_coded:
         body = codec.fixed_body(body, total.numel())
     codec.decode_bodies([body], [1], 0.5, total)
-
-
-def _median_error(values: list[float]) -> float:
-    """Return the standard error of the median of normal values with these quartiles.
-
-    It is sqrt(pi/2)·sigma/sqrt(n), and sigma is the distance of the quartiles / 1.349.
-    """
-    low, _, high = statistics.quantiles(values * 2, n=4, method="inclusive")
-    return math.sqrt(math.pi / 2) * (high - low) / 1.349 / math.sqrt(len(values))
 
 
 # Clock cycles for which the GPU is kept busy while the host queues what is timed.

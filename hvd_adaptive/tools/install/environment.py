@@ -9,6 +9,7 @@ import runpy
 import shutil
 import sys
 import sysconfig
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -111,11 +112,7 @@ def find_torch() -> Torch:
     if spec is None or spec.origin is None:
         hint = "install torch first: python -m pip install torch"
         raise InstallError("torch is not installed in this environment", MISSING, [hint])
-    return read_torch(Path(spec.origin).parent)
-
-
-def read_torch(root: Path) -> Torch:
-    """Describe the torch in folder `root`."""
+    root = Path(spec.origin).parent
     about = runpy.run_path(str(root / "version.py"))
     # The standard is that of the extensions that torch itself compiles.
     text = (root / "utils/cpp_extension.py").read_text(encoding="utf-8")
@@ -136,9 +133,16 @@ def find_mpi(path: str) -> Mpi | None:
 def find_gpu(wish: str, torch_cuda: str | None) -> Gpu:
     """Decide on GPU support for a torch with CUDA `torch_cuda`. If `wish` is "yes", anything
     missing is an error; if it is "no", NCCL is not used."""
-    home = _cuda_home() if torch_cuda else None
-    nccl = _find_nccl(home) if home else None
-    says = output_of(str(home / "bin/nvcc"), "--version") if home else ""
+    named, on_path = os.environ.get, Path(shutil.which("nvcc") or "/none/none/nvcc").resolve()
+    toolkits = named("HOROVOD_CUDA_HOME"), named("CUDA_HOME"), on_path.parent.parent, USUAL_CUDA
+    # nvcc may be a script that calls another: then the runtime's header is not beside it.
+    headers = "include/cuda_runtime.h", "targets/*/include/cuda_runtime.h"
+    toolkit = _find(toolkits, headers, ["bin/nvcc"]) if torch_cuda else None
+    home = toolkit[1].parent.parent if toolkit else None
+    # PyPI's NCCL, torch's own, precedes the system's.
+    homes = named("HOROVOD_NCCL_HOME"), named("NCCL_HOME"), SITE / "nvidia/nccl", home, "/usr"
+    nccl = _find(homes, ["include/nccl.h"], ["lib*/libnccl.so*", "lib/*/libnccl.so*"])
+    says = output_of(str(toolkit[1]), "--version") if toolkit else ""
     version = "".join(re.findall(r"release (\d+\.\d+)", says)[:1])
     if torch_cuda is None:
         reason = "CPU build: torch has no CUDA"
@@ -151,34 +155,17 @@ def find_gpu(wish: str, torch_cuda: str | None) -> Gpu:
     elif nccl is None:
         reason = "CPU operations: no NCCL; GPU tensors go through host memory"
     else:
-        return Gpu(f"GPU build: CUDA {version or torch_cuda} with NCCL", home, version, nccl)
+        reason = f"GPU build: CUDA {version or torch_cuda} with NCCL"
+        return Gpu(reason, home, version, (nccl[0].parent, nccl[1]))
     if wish == "yes":
         raise InstallError(f"--cuda yes: {reason}", MISSING, [_FOR_GPU])
     return Gpu(reason, home, version)
 
 
-def _cuda_home() -> Path | None:
-    """Return the toolkit's folder: of a variable, of nvcc on PATH, or the usual one."""
-    nvcc = shutil.which("nvcc")
-    found = [Path(nvcc).resolve().parent.parent] if nvcc else []
-    named = [Path(os.environ.get(name, "/none")) for name in ("HOROVOD_CUDA_HOME", "CUDA_HOME")]
-    for home in (*named, *found, USUAL_CUDA):
-        # nvcc may be a script that calls another: then the runtime's header is not beside it.
-        header = _first(home, "include/cuda_runtime.h", "targets/*/include/cuda_runtime.h")
-        if header and (home / "bin/nvcc").is_file():
-            return home
+def _find(homes: Iterable[str | Path | None], *patterns: Sequence[str]) -> list[Path] | None:
+    """Return a file of each group of patterns, in the first of these folders that has all."""
+    for home in (Path(one) for one in homes if one):
+        found = [[path for one in names for path in sorted(home.glob(one))] for names in patterns]
+        if all(found):
+            return [paths[0] for paths in found]
     return None
-
-
-def _find_nccl(cuda: Path) -> tuple[Path, Path] | None:
-    """Return the header folder and the library. PyPI's NCCL, torch's own, precedes the system's."""
-    named = [Path(os.environ.get(name, "/none")) for name in ("HOROVOD_NCCL_HOME", "NCCL_HOME")]
-    for home in (*named, SITE / "nvidia/nccl", cuda, Path("/usr")):
-        library = _first(home, "lib*/libnccl.so*", "lib/*/libnccl.so*")
-        if library and (home / "include/nccl.h").is_file():
-            return home / "include", library
-    return None
-
-
-def _first(home: Path, *patterns: str) -> Path | None:
-    return next((path for one in patterns for path in sorted(home.glob(one))), None)

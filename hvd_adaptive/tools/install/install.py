@@ -14,13 +14,12 @@ from collections.abc import Callable
 from importlib import metadata
 from pathlib import Path
 
-from hvd_adaptive.tools.processes import Job
+from hvd_adaptive.tools.processes import TEXTS, Job
 
 from .diagnose import BUILD_FAILED, MISSING, NOT_WORKING, InstallError, diagnose, tail
 from .environment import Facts
 from .recipe import Plan, build_key, make_plan
 
-Says = Callable[[str], object]
 _EVERY_S = 15
 _PROBE = """
 import json, horovod, horovod.torch as hvd
@@ -31,7 +30,7 @@ print(json.dumps({"version": horovod.__version__, "torch": built.get("pytorch"),
 """
 
 
-def install(facts: Facts, says: Says) -> tuple[str, Path | None]:
+def install(facts: Facts, says: Callable[[str], object]) -> tuple[str, Path | None]:
     """Use the installed Horovod if it is the same and works, else the wheel kept from an earlier
     build with the same key if it works, else a new build; return which, and the wheel."""
     folder = wheel_folder(facts)
@@ -60,7 +59,7 @@ def wheel_folder(facts: Facts) -> Path:
     return root.expanduser().absolute() / build_key(facts)
 
 
-def build(facts: Facts, folder: Path, says: Says) -> Path:
+def build(facts: Facts, folder: Path, says: Callable[[str], object]) -> Path:
     """Build the wheel in a temporary folder; return its path in `folder`, which keeps it."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -86,7 +85,7 @@ def build(facts: Facts, folder: Path, says: Says) -> Path:
         return wheel.replace(folder / wheel.name)
 
 
-def run_build(plan: Plan, log: Path, says: Says) -> int | None:
+def run_build(plan: Plan, log: Path, says: Callable[[str], object]) -> int | None:
     """Run `plan`, write all its output to `log`, and return the exit status."""
     kept = {name: one for name, one in os.environ.items() if name not in plan.removed}
     job = Job(plan.command, math.inf, environment={**kept, **plan.environment}, output=log)
@@ -103,9 +102,8 @@ def run_build(plan: Plan, log: Path, says: Says) -> int | None:
 
 def pip_install(wheel: Path) -> None:
     """Install `wheel` and nothing else."""
-    command = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--no-index"]
-    command += ["--force-reinstall", "--disable-pip-version-check", str(wheel)]
-    done = subprocess.run(command, capture_output=True, text=True, errors="replace")
+    words = "-m pip install -q --no-deps --no-index --force-reinstall --disable-pip-version-check"
+    done = subprocess.run([sys.executable, *words.split(), str(wheel)], **TEXTS)
     if done.returncode != 0:
         output = done.stderr or done.stdout
         raise InstallError(f"pip could not install {wheel}", BUILD_FAILED, output=output)
@@ -130,8 +128,7 @@ def problems(facts: Facts) -> list[str]:
 
 def requested(facts: Facts) -> dict[str, object]:
     """Return what `probe` reports if the requested Horovod is installed."""
-    mpi, nccl = facts.mpi is not None, facts.gpu.nccl is not None
-    built = {"mpi": mpi, "gloo": facts.options.gloo, "nccl": nccl}
+    built = {"mpi": bool(facts.mpi), "gloo": facts.options.gloo, "nccl": bool(facts.gpu.nccl)}
     return {"version": facts.options.version, "torch": facts.torch.version, **built}
 
 
@@ -141,9 +138,7 @@ def probe() -> tuple[dict[str, object] | None, str]:
     # The folder has no ./horovod, which would hide the installed one.
     folder, command = Path(sys.executable).parent, [sys.executable, "-c", _PROBE]
     try:
-        done = subprocess.run(
-            command, cwd=folder, capture_output=True, text=True, errors="replace", timeout=300
-        )
+        done = subprocess.run(command, cwd=folder, timeout=300, **TEXTS)
     except subprocess.TimeoutExpired:
         return None, "import horovod.torch did not return within 300 s"
     if done.returncode != 0:

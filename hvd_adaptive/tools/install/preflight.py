@@ -14,13 +14,13 @@ import subprocess
 import sys
 import sysconfig
 from pathlib import Path
+from typing import Any
 
 COMPILERS = ("g++", "c++", "clang++")
 INSTALL_COMPILER = (
     "install one with your system's package manager (Debian, Ubuntu: g++ and make; Fedora, RHEL: "
     "gcc-c++ and make), load your cluster's gcc module, or set CXX to its path"
 )
-INSTALL_HEADERS = "install python3-dev (Debian, Ubuntu) or python3-devel (Fedora, RHEL)"
 
 
 def find_compiler() -> list[str] | None:
@@ -34,26 +34,21 @@ def find_compiler() -> list[str] | None:
 
 def compiler_problem(standard: int) -> str | None:
     """Return why there is no compiler for C++ `standard`, with what to do; None if there is one."""
-    command = find_compiler()
+    command, named = find_compiler(), os.environ.get("CXX")
     if command is None:
-        named = os.environ.get("CXX")
         what = f"CXX={named} does not exist" if named else f"none of {', '.join(COMPILERS)} exists"
         return f"no C++ compiler: {what}; {INSTALL_COMPILER}"
     probe = [*command, f"-std=c++{standard}", "-fsyntax-only", "-x", "c++", "-"]
-    program = "#include <string>\n"
+    texts: Any = {"input": "#include <string>\n", "text": True, "errors": "replace"}
     try:
-        done = subprocess.run(
-            probe, input=program, capture_output=True, text=True, errors="replace", timeout=120
-        )
+        done = subprocess.run(probe, capture_output=True, timeout=120, **texts)
         if done.returncode == 0:
             return None
         complaint = done.stderr.strip().partition("\n")[0] or f"exit status {done.returncode}"
     except (OSError, subprocess.TimeoutExpired) as error:
         complaint = str(error)
-    return (
-        f"{shlex.join(command)} does not compile C++{standard} ({complaint}); g++ 11, clang++ 14 "
-        f"or newer does: {INSTALL_COMPILER}"
-    )
+    newer = f"g++ 11, clang++ 14 or newer does: {INSTALL_COMPILER}"
+    return f"{shlex.join(command)} does not compile C++{standard} ({complaint}); {newer}"
 
 
 def problems(standard: int, mpi: Path) -> list[str]:
@@ -61,7 +56,8 @@ def problems(standard: int, mpi: Path) -> list[str]:
     found = [problem] if (problem := compiler_problem(standard)) else []
     headers = sysconfig.get_paths()["include"]
     if not Path(headers, "Python.h").is_file():
-        found.append(f"Python.h is not in {headers}: {INSTALL_HEADERS}")
+        packages = "python3-dev (Debian, Ubuntu) or python3-devel (Fedora, RHEL)"
+        found.append(f"Python.h is not in {headers}: install {packages}")
     if not shutil.which("make"):
         found.append("there is no make: install GNU make with your system's package manager")
     if " " in str(mpi):

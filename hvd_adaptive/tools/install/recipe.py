@@ -33,9 +33,9 @@ _DROPPED = re.compile(rf"(?!{_KEPT.pattern})HOROVOD_.*|CMAKE_GENERATOR|MAKE.*|MF
 
 _WRAPPER = """\
 #!/bin/sh
-# Written by hvd_adaptive: the real compiler, with the C++ standard that torch's headers need, and
-# without debugging symbols, which take a quarter of the time, unless HOROVOD_DEBUG is 1. Of several
-# such options, a compiler obeys the last.
+# Written by hvd_adaptive: the real compiler, with the C++ standard of torch's headers (Horovod's is
+# older), without debugging symbols, which take a quarter of the time, unless HOROVOD_DEBUG is 1.
+# Of several such options, a compiler obeys the last.
 case " $* " in
     # nvcc preprocesses for its own front end with the standard it was given.
     *" -D__CUDACC__"* | *" -D__CUDA_ARCH"*) exec {compiler} "$@" ;;
@@ -65,30 +65,20 @@ def make_plan(facts: Facts, folder: Path) -> Plan:
         missing.append(f"packages are missing: {sys.executable} -m pip install {packages}")
     if missing or compiler is None or cmake is None:
         raise InstallError("Horovod cannot be built yet", MISSING, missing)
-    command = [
-        *(sys.executable, "-m", "pip", "wheel", "--verbose", "--no-deps"),
-        # pip's own cache ignores torch and MPI: it would return any earlier build.
-        *("--no-cache-dir", "--no-build-isolation", "--no-binary", "horovod"),
-        *("--disable-pip-version-check", "--wheel-dir", str(folder)),
-        f"horovod=={facts.options.version}",
-    ]
-    removed = sorted(name for name in os.environ if _DROPPED.fullmatch(name))
-    settings = {**_settings(facts, folder), "HOROVOD_CMAKE": cmake}
-    return Plan(command, settings, removed, wrapper_script(facts, compiler))
-
-
-def _settings(facts: Facts, folder: Path) -> dict[str, str]:
+    # pip's own cache ignores torch and MPI: it would return any earlier build.
+    words = "-m pip wheel --verbose --no-deps --no-cache-dir --no-build-isolation"
+    words += " --no-binary horovod --disable-pip-version-check --wheel-dir"
+    command = [sys.executable, *words.split(), str(folder), f"horovod=={facts.options.version}"]
     # As many compilers run at once as there are cores, and 2 GiB of free memory for each.
     free = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 2**31
     jobs = facts.options.jobs or max(1, min(len(os.sched_getaffinity(0)), free))
+    parts = {"PYTORCH": True, "TENSORFLOW": False, "MXNET": False}
+    parts |= {"MPI": facts.mpi is not None, "GLOO": facts.options.gloo}
     settings = {
-        "HOROVOD_WITH_PYTORCH": "1",
-        "HOROVOD_WITHOUT_TENSORFLOW": "1",
-        "HOROVOD_WITHOUT_MXNET": "1",
-        f"HOROVOD_{'WITH' if facts.mpi else 'WITHOUT'}_MPI": "1",
-        f"HOROVOD_{'WITH' if facts.options.gloo else 'WITHOUT'}_GLOO": "1",
+        **{f"HOROVOD_{'WITH' if has else 'WITHOUT'}_{name}": "1" for name, has in parts.items()},
         # Horovod's Gloo has an older cmake_minimum_required than CMake 4 accepts.
         "CMAKE_POLICY_VERSION_MINIMUM": "3.5",
+        "HOROVOD_CMAKE": cmake,
         "CXX": str(folder / "cxx"),
         "PATH": search_path(),
         "MAKEFLAGS": f"-j{jobs}",
@@ -102,7 +92,8 @@ def _settings(facts: Facts, folder: Path) -> dict[str, str]:
         settings["HOROVOD_NCCL_INCLUDE"] = str(facts.gpu.nccl[0])
         # PyPI's NCCL has no libnccl.so for the linker: `build` makes that link here.
         settings["HOROVOD_NCCL_LIB"] = str(folder)
-    return settings
+    removed = sorted(name for name in os.environ if _DROPPED.fullmatch(name))
+    return Plan(command, settings, removed, wrapper_script(facts, compiler))
 
 
 def wrapper_script(facts: Facts, compiler: list[str]) -> str:
@@ -118,8 +109,7 @@ def wrapper_script(facts: Facts, compiler: list[str]) -> str:
 
 def build_key(facts: Facts) -> str:
     """Return a name for the wheel of these inputs: wheels of equal keys are interchangeable."""
-    text = json.dumps(key_parts(facts), sort_keys=True)
-    return hashlib.sha256(text.encode()).hexdigest()[:16]
+    return hashlib.sha256(json.dumps(key_parts(facts), sort_keys=True).encode()).hexdigest()[:16]
 
 
 def key_parts(facts: Facts) -> dict[str, object]:

@@ -1,29 +1,20 @@
-"""Define `hvd-adaptive plan`.
-
-This module imports no torch, so that the ranks that it starts import it while this process does.
-"""
+"""Define `hvd-adaptive plan`."""
 
 from __future__ import annotations
 
 import argparse
-import contextlib
 import os
 import re
-from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, replace
-from typing import TYPE_CHECKING
 
 from hvd_adaptive.tools import launch, output
 from hvd_adaptive.tools.bench.models import MODELS, tensors_and_coordinates
-
-if TYPE_CHECKING:
-    from hvd_adaptive.tools.plan.model import Machine
 
 HELP = "predict what compression would save, and recommend a method"
 DESCRIPTION = """\
 Predict the time of a training step with float32, float16 and schemes, and
 recommend one, or none. Codecs and Horovod's calls are measured on this machine
-in less than ten seconds, or fifteen if kernels must be compiled. Run it on a
+in less than ten seconds, or twenty if kernels must be compiled. Run it on a
 node of the cluster. The time on the link alone is printed at once, then a
 table, and the formula with all its numbers. GPUs, NCCL and
 exchange="hierarchical" are not in the model.
@@ -34,8 +25,6 @@ exchange="hierarchical" are not in the model.
 EXIT_CODES = """\
 exit status: 0 predicted, 1 ranks could not be started here, 2 wrong arguments"""
 DEFAULTS = ("ALQ(bits=3)", "EDEN(bits=2)")
-UNITS = {"k": 1e3, "m": 1e6, "g": 1e9}
-LIMIT = 60.0  # seconds for ranks, and as many for each method; then they count as hanging
 
 
 def register(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -54,7 +43,7 @@ def register(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> N
     latency = "microseconds of a message (default %(default)g)"
     add("--latency-us", type=output.positive, metavar="US", default=50.0, help=latency)
     compute = "milliseconds of forward and backward pass without any exchange"
-    add("--compute-ms", type=output.positive, metavar="MS", help=compute)
+    add("--compute-ms", type=output.positive, metavar="MS", default=0.0, help=compute)
     add("--cores", type=output.positive, metavar="N", help="cores of each host (default: as here)")
     launcher = "whose collectives (default: mpi if it is there)"
     add("--launcher", choices=launch.LAUNCHERS, help=launcher)
@@ -67,94 +56,50 @@ def bandwidth(text: str) -> float:
     """Return the bytes per second of a rate such as "10gbit", or raise ArgumentTypeError."""
     match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([kmg])(?:bit|bits|bps|bit/s)?", text.lower())
     if match is None or not float(match[1]):
-        raise argparse.ArgumentTypeError(
-            f"{text!r}: must be a rate such as 10gbit, 25G or 100mbit, in bits per second"
-        )
-    return float(match[1]) * UNITS[match[2]] / 8
+        rates = "must be a rate such as 10gbit, 25G or 100mbit, in bits per second"
+        raise argparse.ArgumentTypeError(f"{text!r}: {rates}")
+    return float(match[1]) * {"k": 1e3, "m": 1e6, "g": 1e9}[match[2]] / 8
 
 
 def run(arguments: argparse.Namespace) -> int:
     """Run the command and return the exit status."""
-    ranks, per_host = arguments.ranks, arguments.ranks_per_host
-    if ranks % per_host:
-        arguments.parser.error(f"--ranks-per-host {per_host}: must divide --ranks {ranks}")
-    if not launch.has_horovod():
-        missing = "Horovod, whose collectives are measured, is not installed"
-        output.print_failure(ModuleNotFoundError(missing), ["hvd-adaptive install-horovod"])
-        return output.PROBLEM
-    launcher = arguments.launcher or (launch.available() or ["mpi"])[0]
-    try:
-        with started(arguments.methods, ranks, launcher) as finish:
-            return _predict(arguments, launcher, finish)
-    except launch.RanksError as error:
-        what = [*launch.hints(error.output), "hvd-adaptive doctor says more"]
-        output.print_failure(error, what, lines=10)
-        return output.PROBLEM
-
-
-@contextlib.contextmanager
-def started(texts: Sequence[str], ranks: int, launcher: str) -> Iterator[Callable[[], Machine]]:
-    """Start to measure methods, as ``tools.methods`` reads them, for a job of ``ranks`` ranks.
-
-    Two ranks on this machine (worker) exchange over TCP on the loopback device, which limits
-    nothing: what is left is the time of the processor.
-
-    Yields:
-        A function that waits for what is measured. Like this one it raises RanksError.
-    """
-    two, limit = launch.Ranks(2, launcher, tcp=True), LIMIT * (1 + len(texts))
-    module = "hvd_adaptive.tools.plan.worker"
-    job = launch.start_ranks(module, [list(texts), ranks], two, limit)
-
-    def finish() -> Machine:
-        from hvd_adaptive.tools.plan.model import Cost, Machine
-
-        (found,) = launch.results(job)
-        codecs = tuple(Cost(**one) for one in found.pop("codecs"))
-        return Machine(launcher, codecs=codecs, **found)
-
-    try:
-        yield finish
-    finally:
-        job.end()
-
-
-def _predict(arguments: argparse.Namespace, launcher: str, finish: Callable[[], Machine]) -> int:
-    """Check methods while ranks start, and print what the constants that they find mean."""
     from hvd_adaptive.tools.methods import parse
-    from hvd_adaptive.tools.plan import model, text
+    from hvd_adaptive.tools.plan import model, worker
 
+    ranks, per_host, error = arguments.ranks, arguments.ranks_per_host, arguments.parser.error
+    if ranks % per_host:
+        error(f"--ranks-per-host {per_host}: must divide --ranks {ranks}")
     try:
         methods = parse(arguments.methods)
-    except ValueError as error:
-        arguments.parser.error(f"--methods {error}")
+    except ValueError as problem:
+        error(f"--methods {problem}")
     if not any(method.is_scheme for method in methods):
-        arguments.parser.error(f"--methods {' '.join(arguments.methods)}: must name a scheme")
+        error(f"--methods {' '.join(arguments.methods)}: must name a scheme")
+    launcher = arguments.launcher or (launch.available() or ["mpi"])[0]
     tensors, coordinates = tensors_and_coordinates(arguments.model, arguments.params)
-    job = model.Job(
-        arguments.tensors or tensors,
-        coordinates,
-        arguments.ranks,
-        arguments.bandwidth,
-        arguments.ranks_per_host,
-        arguments.latency_us * 1e-6,
-        arguments.cores or float(len(os.sched_getaffinity(0))),
-        (arguments.compute_ms or 0.0) * 1e-3,
-    )
+    size = arguments.tensors or tensors, coordinates
+    cores, rate = arguments.cores or float(len(os.sched_getaffinity(0))), arguments.bandwidth
+    latency, compute_s = arguments.latency_us * 1e-6, arguments.compute_ms * 1e-3
+    job = model.Job(*size, ranks, rate, per_host, latency, cores, compute_s)
     alone = model.predict(replace(job, compute_s=0.0), model.Machine(launcher, 0.0, 0.0, 0.0))
-    link = ", ".join(f"{p.method} {model.milliseconds(p.step_s)} by {p.exchange}" for p in alone)
+    link = ", ".join(f"{p.method} {output.seconds(p.step_s)} by {p.exchange}" for p in alone)
     output.errors().print(f"on the link alone: {link}; now measuring this machine", markup=False)
-    machine = finish()
+    try:
+        machine = worker.constants(arguments.methods, ranks, launcher)
+    except launch.RanksError as problem:
+        what = [*launch.hints(problem.output), "hvd-adaptive doctor says more"]
+        output.print_failure(problem, what, lines=10)
+        return output.PROBLEM
     predictions = model.predict(job, machine)
     choice, reason = model.advise(predictions)
     compression = model.in_script(choice)
     if arguments.json:
         rows = [asdict(p) for p in predictions]
         plan = {"job": asdict(job), "machine": asdict(machine), "predictions": rows}
-        recommended = {"compression": compression, "why": reason}
-        output.print_json(plan | {"recommended": recommended})
-        return output.OK
-    text.print_plan(predictions, choice, job, machine)
-    said = f"recommended: {compression}\n  {reason}"
-    output.console().print(said, style="bold", markup=False, soft_wrap=True)
+        output.print_json(plan | {"recommended": {"compression": compression, "why": reason}})
+    else:
+        model.show(predictions, choice)
+        output.console().print(model.explained(job, machine), markup=False, soft_wrap=True)
+        said = f"recommended: {compression}\n  {reason}"
+        output.console().print(said, style="bold", markup=False, soft_wrap=True)
     return output.OK

@@ -1,16 +1,18 @@
 """Predict a step from three terms: bytes on the wire, the codec, calls per tensor.
 
-``text.explained`` prints the formula with its numbers. The model excludes GPUs and NCCL, other
-traffic, slower ranks and ``exchange="hierarchical"``.
+``explained`` writes the formula with its numbers. The model excludes GPUs and NCCL, other traffic,
+slower ranks and ``exchange="hierarchical"``.
 """
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 from hvd_adaptive.tools.methods import STOCK, read
+from hvd_adaptive.tools.output import Column, print_table, seconds
 from hvd_adaptive.transport.world import MOST_DIRECT
 
 # Part of a link's rate that Open MPI's rings of three or more ranks reach, and all other messages:
@@ -40,9 +42,9 @@ class Job:
     compute_s: float = 0.0  # of forward and backward pass
 
     @property
-    def core_share(self) -> float:
-        """Return the part of a core that a rank has, divided by IN_STEP."""
-        return min(1.0, self.cores / self.per_host) / IN_STEP
+    def slower(self) -> float:
+        """Return how many times as long as alone on a core a rank's work takes in a step."""
+        return IN_STEP * max(1.0, self.per_host / self.cores)
 
     @property
     def groups(self) -> int:
@@ -61,7 +63,6 @@ class Cost:
     error: float  # relative, squared
     unbiased: bool = True
     second_bits: float = 32.0  # of averages in scatter_reduce
-    second_s: float = 0.0  # to encode a rank's part of the averages, and decode all
 
 
 FLOAT32 = Cost("float32", 32.0, 0.0, 0.0, 0.0)
@@ -94,8 +95,13 @@ class Forecast:
     unbiased: bool
 
 
-def links(job: Job, launcher: str) -> dict[str, tuple[int, float]]:
-    """Return each exchange's messages in turn, and the link's seconds for a byte that a rank sends.
+# Payloads and averages that a rank sends, payloads of either that it encodes, and decodes, messages
+# in turn, and the link's seconds for a byte.
+Exchange = tuple[float, float, float, int, int, float]
+
+
+def exchanges(job: Job, launcher: str) -> dict[str, Exchange]:
+    """Return what a rank does in each exchange, in payloads of all numbers.
 
     One rank of a host sends to the next host of a ring. All direct messages to other hosts leave.
     """
@@ -104,37 +110,34 @@ def links(job: Job, launcher: str) -> dict[str, tuple[int, float]]:
     ring = (ranks > per_host) / (reached * job.bandwidth)
     direct = per_host * (ranks - per_host) / (ranks - 1) / (REACHED * job.bandwidth)
     gather = direct if mpi and ranks <= MOST_DIRECT else ring
-    turns = ranks - 1 if ranks > per_host else 0
+    part, turns = (ranks - 1) / ranks, ranks - 1 if ranks > per_host else 0
     # Payloads of scatter-reduce are direct messages, about as many bytes of averages are gathered.
     scattered = (direct + gather) / 2
     return {
-        "ring": (2 * turns, ring),
-        "allgather": (turns, gather),
-        "scatter_reduce": (2 * turns, scattered),
+        "ring": (2 * part, 0, 0, 0, 2 * turns, ring),
+        "allgather": (ranks - 1, 0, 1, ranks, turns, gather),
+        "scatter_reduce": (part, part, 1 + 1 / ranks, 2, 2 * turns, scattered),
     }
 
 
 def predict(job: Job, machine: Machine) -> list[Forecast]:
     """Predict stock Horovod, and every scheme by allgather and scatter-reduce; fastest first."""
-    n, share, part = job.coordinates, job.core_share, (job.ranks - 1) / job.ranks
-    known = links(job, machine.launcher)
+    n, slower, known = job.coordinates, job.slower, exchanges(job, machine.launcher)
 
-    def forecast(cost: Cost, exchange: str, bits: float, codec_s: float, call_s: float) -> Forecast:
-        (messages, link_s), sent = known[exchange], n * bits / 8
-        wire = sent * (link_s + machine.copy_s / share) + messages * job.latency
-        codec, calls = n * codec_s / share, job.tensors * call_s / share
+    def forecast(cost: Cost, exchange: str, call_s: float) -> Forecast:
+        payloads, averages, encoded, decoded, messages, link_s = known[exchange]
+        sent = n * (payloads * cost.bits + averages * cost.second_bits) / 8
+        wire = sent * (link_s + slower * machine.copy_s) + messages * job.latency
+        codec = slower * n * (encoded * cost.encode_s + decoded * cost.decode_s)
+        calls = slower * job.tensors * call_s
         total, backward = wire + codec + calls, BACKWARD * job.compute_s
         step = job.compute_s - backward + max(backward, total) + min(backward, total) / job.groups
         terms = step, wire, codec, calls, sent
         return Forecast(cost.label, exchange, *terms, cost.error, cost.unbiased)
 
-    stock_s, call_s = machine.stock_call_s, machine.scheme_call_s
-    found = [forecast(c, "ring", 2 * part * c.bits, 0.0, stock_s) for c in (FLOAT32, FLOAT16)]
-    for c in machine.codecs:
-        bits, codec_s = (job.ranks - 1) * c.bits, c.encode_s + job.ranks * c.decode_s
-        found.append(forecast(c, "allgather", bits, codec_s, call_s))
-        bits, codec_s = part * (c.bits + c.second_bits), c.encode_s + c.decode_s + c.second_s
-        found.append(forecast(c, "scatter_reduce", bits, codec_s, call_s))
+    found = [forecast(cost, "ring", machine.stock_call_s) for cost in (FLOAT32, FLOAT16)]
+    for cost, exchange in itertools.product(machine.codecs, ("allgather", "scatter_reduce")):
+        found.append(forecast(cost, exchange, machine.scheme_call_s))
     return sorted(found, key=lambda one: one.step_s)
 
 
@@ -145,18 +148,14 @@ def advise(predictions: Sequence[Forecast]) -> tuple[Forecast, str]:
     if none is worth its error.
     """
     float32 = next(p for p in predictions if p.method == "float32")
-    stock = min((p for p in predictions if p.method in STOCK), key=lambda p: p.step_s)
+    stock = next(p for p in predictions if p.method in STOCK)  # the fastest comes first
     good = [p for p in predictions if p.error <= MOST_ERROR and p.unbiased]
-    fastest = min(good, key=lambda p: p.step_s)
-    if fastest.step_s > (1 - WORTH) * float32.step_s:
-        return float32, f"no method saves {WORTH:.0%} of its step, {milliseconds(float32.step_s)}"
-    alike = [p for p in good if p.step_s <= ALIKE * fastest.step_s]
-    choice = min(alike, key=lambda p: (p.error, p.step_s))
+    if good[0].step_s > (1 - WORTH) * float32.step_s:
+        return float32, f"no method saves {WORTH:.0%} of its step, {seconds(float32.step_s)}"
+    choice = min((p for p in good if p.step_s <= ALIKE * good[0].step_s), key=lambda p: p.error)
     base = float32 if choice.method in STOCK else stock
-    return choice, (
-        f"a step of {milliseconds(choice.step_s)} instead of {milliseconds(base.step_s)} in "
-        f"{base.method}; relative squared error {choice.error:.2g}"
-    )
+    told = f"a step of {seconds(choice.step_s)} instead of {seconds(base.step_s)} in {base.method}"
+    return choice, f"{told}; relative squared error {choice.error:.2g}"
 
 
 def in_script(prediction: Forecast) -> str:
@@ -167,6 +166,45 @@ def in_script(prediction: Forecast) -> str:
     return str(method.having(exchange=prediction.exchange))
 
 
-def milliseconds(seconds: float) -> str:
-    """Return a time in words."""
-    return f"{seconds:.3g} s" if seconds >= 1 else f"{1e3 * seconds:.3g} ms"
+def show(predictions: Sequence[Forecast], choice: Forecast) -> None:
+    """Print milliseconds of a step and of its terms."""
+    columns = [Column("method\nexchange", text=True, least=40)]
+    columns += map(Column, ("step", "wire", "codec", "calls", "MB", "error"))
+    rows = []
+    for p in predictions:
+        figures = (1e3 * p.step_s, 1e3 * p.wire_s, 1e3 * p.codec_s, 1e3 * p.calls_s, p.sent / 1e6)
+        texts = [f"{figure:,.{1 if figure < 100 else 0}f}" for figure in figures]
+        texts.append(f"{p.error:.1g}{'' if p.unbiased else ' b'}")
+        rows.append((f"{p.method}\n{p.exchange}", *texts))
+    styles = ["bold green" if p is choice else None for p in predictions]
+    print_table(columns, rows, styles=styles)
+
+
+def explained(job: Job, machine: Machine) -> str:
+    """Return the formula with its numbers."""
+    ns, us, size = 1e9 * job.slower, 1e6 * job.slower, f"{GROUP_BYTES >> 20} MiB"
+    ways = exchanges(job, machine.launcher).items()
+    counts = "".join(
+        f"\n{name}: {payloads:.5g} payloads, {averages:.5g} averages, {encoded:.5g} encoded, "
+        f"{decoded} decoded;\n        {messages} messages, link {1e9 * link_s:.4g} ns"
+        for name, (payloads, averages, encoded, decoded, messages, link_s) in ways
+    )
+    codecs = "".join(
+        f"\n{one.label}: {one.bits:.4g} bits, averages {one.second_bits:.4g}; encode "
+        f"{ns * one.encode_s:.4g} ns, decode {ns * one.decode_s:.4g} ns"
+        for one in (FLOAT32, FLOAT16, *machine.codecs)
+    )
+    return f"""\
+ms of a step: {job.coordinates:,} numbers in {job.tensors} tensors on {job.ranks} ranks
+MB: sent by a rank; error: relative, squared, of one rank; b: biased
+step  = forward + max(backward, X) + min(backward, X) / {job.groups} groups of {size},
+        X = wire + codec + calls; forward + backward: {1e3 * job.compute_s:g} ms,
+        backward = 2/3 of it: {1e3 * BACKWARD * job.compute_s:.4g} ms
+MB    = numbers * (payloads * bits + averages * their bits) / 8
+wire  = MB * (link + {ns * machine.copy_s:.4g} ns to copy) + messages * {1e6 * job.latency:g} us
+codec = numbers * (encoded * encode + decoded * decode)
+calls = tensors * {us * machine.stock_call_s:.4g} us, with a scheme \
+{us * machine.scheme_call_s:.4g} us{counts}{codecs}
+link: a byte at {REACHED_BY_RINGS:g} (rings of MPI) or {REACHED:g} of \
+{8e-9 * job.bandwidth:g} Gbit/s
+ns and us of copies, codecs and calls are {job.slower:.3g} times those of a core's own work"""

@@ -6,33 +6,39 @@ import json
 import os
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, replace
+from dataclasses import asdict
 
 import torch
 
+from hvd_adaptive.tools import launch
 from hvd_adaptive.tools.bench import codec as bench
 from hvd_adaptive.tools.bench.backward import heavy_tailed
 from hvd_adaptive.tools.bench.worker import measured, networks
-from hvd_adaptive.tools.launch import send_result
 from hvd_adaptive.tools.methods import Method, parse
-from hvd_adaptive.tools.plan.model import Cost
+from hvd_adaptive.tools.plan.model import Cost, Machine
 from hvd_adaptive.tools.schemes import catalog
 
-RANK = ("OMPI_COMM_WORLD_RANK", "HOROVOD_RANK")  # variables of launchers
-TENSORS, SMALL, LARGE = 100, 1_600, 1 << 22  # tensors of a step, and their numbers
-STEPS = 5
+STEPS, TENSORS, SMALL, LARGE = 5, 100, 1_600, 1 << 22  # of a step, and their numbers
 SIZE, ROUNDS = 1 << 20, 7  # of codecs' gradients, 4 MB: more than a core's cache holds
 
 
+def constants(texts: Sequence[str], ranks: int, launcher: str) -> Machine:
+    """Measure methods, as ``tools.methods`` reads them, for a job of ``ranks`` ranks.
+
+    Two ranks on this machine exchange over TCP on the loopback device, which limits nothing: what
+    is left is the time of the processor. They may take a minute, and one more for each method.
+    Raises RanksError.
+    """
+    two, limit = launch.Ranks(2, launcher, tcp=True), 60.0 * (1 + len(texts))
+    (found,) = launch.run_ranks("hvd_adaptive.tools.plan.worker", [list(texts), ranks], two, limit)
+    codecs = tuple(Cost(**one) for one in found.pop("codecs"))
+    return Machine(launcher, codecs=codecs, **found)
+
+
 def main() -> None:
-    """Compile kernels on both ranks, measure steps on both, then codecs on the first."""
+    """Measure steps on both ranks, then codecs on the first."""
     texts, ranks = json.loads(sys.argv[1])
     schemes = [method for method in parse(texts) if method.is_scheme]
-    # Each kernel is compiled once: the second rank begins at the end, and the first loads what is
-    # there. Before Horovod starts, as its thread would take time from compilers.
-    is_first = all(os.environ.get(name, "0") == "0" for name in RANK)
-    for method in schemes if is_first else schemes[:0:-1] or schemes:
-        codec(method, ranks, 1 << 17, 1)
 
     import horovod.torch as hvd
 
@@ -47,39 +53,31 @@ def main() -> None:
     if rank == 0:  # the other rank ends, and leaves the machine alone
         torch.set_num_threads(1)
         costs = [asdict(codec(method, ranks)) for method in schemes]
-        send_result(constants(steps, len(os.sched_getaffinity(0))) | {"codecs": costs})
+        found = of_steps(steps, len(os.sched_getaffinity(0)))
+        launch.send_result(found | {"codecs": costs})
 
 
-def constants(steps: Mapping[str, Sequence[float]], cores: int) -> dict[str, float]:
+def of_steps(steps: Mapping[str, Sequence[float]], cores: int) -> dict[str, float]:
     """Return a whole core's seconds for a byte that a rank sends, and for each kind of call.
 
     Of each kind of step, the least seconds count. The two ranks share ``cores``.
     """
-    share = min(1.0, cores / 2)
-    least = {name: share * min(seconds) for name, seconds in steps.items()}
+    share, kinds = min(1.0, cores / 2), ("small", "large", "scheme")
+    small, large, scheme = (share * min(steps[kind]) for kind in kinds)
     # Each of two ranks sends as many bytes as there are.
-    copy_s = max(0.0, least["large"] - least["small"]) / (4 * (LARGE - SMALL))
-    calls = {"stock_call_s": least["small"] / TENSORS, "scheme_call_s": least["scheme"] / TENSORS}
-    return {"copy_s": copy_s, **calls}
+    copy_s = max(0.0, large - small) / (4 * (LARGE - SMALL))
+    return {"copy_s": copy_s, "stock_call_s": small / TENSORS, "scheme_call_s": scheme / TENSORS}
 
 
 def codec(method: Method, ranks: int, size: int = SIZE, rounds: int = ROUNDS) -> Cost:
-    """Measure a scheme.
-
-    Averages of ``ranks`` ranks are encoded and decoded by a codec of their own (codec/codec.py).
-    They count as numbers of the scheme: to compile their kernels would double the time.
-    """
+    """Measure a scheme, and the bits of averages of ``ranks`` ranks."""
     scheme, options = method.scheme(), bench.Options(coordinates=size, rounds=rounds)
     gradient = heavy_tailed((size,), torch.Generator().manual_seed(0))
     bits, error = catalog.measured(scheme, gradient)
     own = bench.measure(scheme.parts.default, method.label, options)
-    encode_s, decode_s = own["sealed"] / size, own["decode"] / size
-    found = Cost(method.label, bits, encode_s, decode_s, error, catalog.is_unbiased(scheme))
-    second = scheme.parts.default.second_stage(ranks)
-    if second.bits == 32:
-        return found
-    sent = 8 * second.codec.body_bytes(size) / size
-    return replace(found, second_bits=sent, second_s=encode_s / ranks + decode_s)
+    seconds = own["sealed"] / size, own["decode"] / size
+    second_bits = 8 * scheme.parts.default.second_stage(ranks).length(size, 0, torch.float32) / size
+    return Cost(method.label, bits, *seconds, error, catalog.is_unbiased(scheme), second_bits)
 
 
 if __name__ == "__main__":

@@ -50,9 +50,15 @@ def run(arguments: argparse.Namespace) -> int:
         folder = source if source.is_dir() else source.parent
         output = arguments.output or folder / "report.html"
         title = arguments.title or run_name(source)
-        output.write_text(_page(logs, title), encoding="utf-8", errors="replace")
-    except (LogError, OSError, ImportError) as error:
+        from hvd_adaptive.tools.report.page import page
+
+        output.write_text(page(logs, title), encoding="utf-8", errors="replace")
+    except (LogError, OSError) as error:
         print_failure(error)
+        return PROBLEM
+    except ImportError as error:
+        extra = "python -m pip install 'hvd-adaptive[report]', or use --json"
+        print_failure(ImportError(f"{error}: drawing needs matplotlib and jinja2: {extra}"))
         return PROBLEM
     console = errors()
     for log in logs:
@@ -68,14 +74,3 @@ def run_name(source: Path) -> str:
     given = source.parent if source.suffix == ".jsonl" else source
     inside = not given.is_absolute() and given.parts and ".." not in given.parts
     return str(given) if inside else "/".join(source.resolve().parts[-2:]).lstrip("/")
-
-
-def _page(logs: list, title: str) -> str:
-    try:
-        from hvd_adaptive.tools.report.page import page
-    except ImportError as error:
-        raise ImportError(
-            f"{error}: drawing needs matplotlib and jinja2: python -m pip install "
-            "'hvd-adaptive[report]', or use --json"
-        ) from error
-    return page(logs, title)

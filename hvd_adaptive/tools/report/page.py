@@ -1,18 +1,53 @@
-"""Write the report's page: HTML that needs nothing besides itself."""
+"""Draw and write the report's page: HTML that needs nothing besides itself, with figures in SVG."""
 
 from __future__ import annotations
 
+import html
+import io
+import re
 import time
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, cast
 
 import jinja2
+import matplotlib
+from matplotlib.artist import Artist
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.ticker import EngFormatter
 
 from hvd_adaptive.monitor.log import Log
-from hvd_adaptive.tools.report import figures, summary
+from hvd_adaptive.tools.output import seconds
+from hvd_adaptive.tools.report import summary
+from hvd_adaptive.tools.report.summary import Cost, Summary
 
+# Encode, wait, decode, the rest: apart for the colour-blind, too.
+BLUE, ORANGE, GREEN, GREY = "#0072b2", "#e69f00", "#009e73", "#a9b0b8"
+INK, FAINT = "#22272e", "#e6e8eb"
+NARROW, WIDE = 7.2, 14.8  # inches, so that text is as large in both
 MOST_ROWS = 40
 MOST_PARTS = 6
+MOST_POINTS = 400
+MOST_BARS = 12
+MOST_LEVELS = 8  # in a tooltip
+STYLE: Any = {
+    "svg.fonttype": "none",
+    "font.family": "sans-serif",
+    "font.sans-serif": ["system-ui", "Segoe UI", "Helvetica", "Arial", "DejaVu Sans"],
+    "font.size": 11,
+    "text.parse_math": False,  # a "$" in a parameter's name is a "$"
+    "axes.edgecolor": FAINT,
+    "axes.labelcolor": INK,
+    "text.color": INK,
+    "xtick.color": INK,
+    "ytick.color": INK,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.grid": True,
+    "axes.axisbelow": True,
+    "grid.color": FAINT,
+    "legend.frameon": False,
+}
 
 
 def page(logs: Sequence[Log], title: str) -> str:
@@ -24,9 +59,10 @@ def page(logs: Sequence[Log], title: str) -> str:
         lstrip_blocks=True,
         undefined=jinja2.StrictUndefined,
     )
-    filters = (size, seconds, figure, figures.share)
+    filters = (size, seconds, figure, share)
     environment.filters |= {one.__name__: one for one in filters}
-    runs = [section(log) for log in logs]
+    with matplotlib.rc_context(STYLE):
+        runs = [section(log) for log in logs]
     return environment.get_template("page.html").render(title=title, runs=runs)
 
 
@@ -44,13 +80,13 @@ def section(log: Log) -> dict[str, Any]:
         "summary": means,
         "tiles": tiles(means),
         "verdict": summary.verdict(means.timed["step_s"], means.stock),
-        "bytes": figures.bytes_figure(log, means),
-        "errors": figures.error_figure(log),
-        "levels": [(part, figures.levels_figure(log, part)) for part in parts[:MOST_PARTS]],
+        "bytes": bytes_figure(log, means),
+        "errors": error_figure(log),
+        "levels": [(part, levels_figure(log, part)) for part in parts[:MOST_PARTS]],
         "more_parts": max(0, len(parts) - MOST_PARTS),
-        "times": figures.time_figure(log),
-        "costs_figure": figures.costs_figure(rows),
-        "costs_narrow": figures.costs_figure(rows, wide=False),
+        "times": time_figure(log),
+        "costs_figure": costs_figure(rows),
+        "costs_narrow": costs_figure(rows, wide=False),
         "costs": rows[:MOST_ROWS],
         "more_costs": len(rows[MOST_ROWS:]),
         "total": sum(row.payload_bytes for row in rows),
@@ -58,7 +94,7 @@ def section(log: Log) -> dict[str, Any]:
     }
 
 
-def tiles(s: summary.Summary) -> list[tuple[str, str, str]]:
+def tiles(s: Summary) -> list[tuple[str, str, str]]:
     """Return (figure, what it is, more about it) of the run."""
     spent = s.encode_s + s.exchange_s + s.decode_s
     ratio = f"{s.uncompressed_bytes / s.payload_bytes:.1f} x" if s.payload_bytes else "-"
@@ -87,16 +123,6 @@ def size(value: float | None) -> str:
     return f"{value:.0f} B" if unit == "B" else f"{value:.3g} {unit}"
 
 
-def seconds(value: float | None) -> str:
-    """Format seconds in the unit that fits."""
-    if value is None:
-        return "-"
-    for unit, factor in (("s", 1.0), ("ms", 1e3)):
-        if value * factor >= 1:
-            return f"{value * factor:.3g} {unit}"
-    return f"{1e6 * value:.3g} µs"
-
-
 def figure(value: float | None) -> str:
     """Format a number with three digits."""
     return "-" if value is None else f"{value:.3g}"
@@ -109,3 +135,177 @@ def _times(ring: float, sent: float) -> str:
     less = ring / sent
     text = f"{less:.1f} times less" if less >= 1 else f"{1 / less:.1f} times more"
     return f"{text} than float32 ({size(ring)})"
+
+
+def bytes_figure(log: Log, summary: Summary) -> str:
+    """Draw what this rank sent in each step, beside a ring of float32."""
+    axes = _axes()
+    steps, sent = _series(log.steps, "wire_bytes")
+    own, stock, float32 = "sent by this rank", "float32 over a ring", summary.ring_bytes
+    lines = axes.plot(steps, sent, color=BLUE, drawstyle="steps-pre", label=own)
+    ring = axes.axhline(float32, color=ORANGE, dashes=(5, 3), label=stock)
+    _tip(axes, lines[0], f"{own}: {_range(sent)} bytes a step")
+    _tip(axes, ring, f"{stock}: {float32:,.0f} bytes a step")
+    axes.set_ylim(0, 1.12 * max([float32, *sent]))
+    axes.yaxis.set_major_formatter(EngFormatter("B"))
+    _label(axes)
+    return _svg("bytes", axes)
+
+
+def error_figure(log: Log) -> str | None:
+    """Draw the estimated relative squared error; None if nothing was quantised."""
+    steps, errors = _series(log.steps, "relative_error")
+    if not errors:
+        return None
+    axes = _axes()
+    lines = axes.plot(steps, errors, color=BLUE, label="relative squared error")
+    _tip(axes, lines[0], f"relative squared error: {_range(errors)}")
+    fitted = [table for table in log.tables if table["part"] == "" and table["version"]]
+    for at, table in enumerate(fitted):
+        label = "level table refitted" if not at else None
+        line = axes.axvline(table["step"], color=GREY, lw=1, dashes=(2, 2), label=label)
+        _tip(axes, line, f"table {table['version']}, fitted at step {table['step']}")
+    if max(errors) > 20 * min(errors) > 0:
+        axes.set_yscale("log")
+    else:
+        axes.set_ylim(0, 1.12 * max(errors))
+    _label(axes)
+    return _svg("error", axes)
+
+
+def levels_figure(log: Log, part: str) -> str | None:
+    """Draw a part's levels over time; None if it has none."""
+    tables = [table for table in log.tables if table["part"] == part]
+    if not tables:
+        return None
+    ends = [table["step"] for table in tables[1:]] + [log.steps[-1]["step"] + 1]
+    axes = _axes()
+    least = min(abs(v) for table in tables for v in table["levels"] if v)
+    for table, end in zip(tables, ends, strict=True):
+        lines = axes.hlines(table["levels"], table["step"], end, color=BLUE, lw=1.6)
+        levels = ", ".join(f"{level:.3g}" for level in table["levels"][-MOST_LEVELS:])
+        _tip(axes, lines, f"table {table['version']} from step {table['step']}: ..., {levels}")
+    for table in tables[1:]:
+        axes.axvline(table["step"], color=GREY, lw=1, dashes=(2, 2))
+    axes.set_yscale("symlog", linthresh=least, linscale=0.5)
+    axes.set_ylim(-1.3, 1.3)
+    axes.yaxis.set_major_formatter(lambda value, at: f"{value:g}")
+    decades = [10.0**-place for place in range(9) if 10.0**-place > 2 * least]
+    axes.set_yticks([*decades, 0.0, *(-value for value in decades)])
+    axes.minorticks_off()
+    axes.set_xlabel("step")
+    axes.set_ylabel("level / the bucket's norm")
+    return _svg(f"levels {part}", axes)
+
+
+def time_figure(log: Log) -> str:
+    """Draw the seconds of a step: encoding, waiting, decoding, and the rest."""
+    names = {"encode": "encode_s", "wait": "exchange_s", "decode": "decode_s"}
+    rows = [{**r, "step_s": r["step_s"] or sum(r[n] for n in names.values())} for r in log.steps]
+    for row in rows:
+        row["rest"] = max(0.0, row["step_s"] - sum(row[name] for name in names.values()))
+    axes = _axes()
+    steps, _ = _series(rows, "rest")
+    parts = [_series(rows, name)[1] for name in [*names.values(), "rest"]]
+    labels = [*names, "the rest of the step"]
+    colours = (BLUE, ORANGE, GREEN, GREY)
+    areas = axes.stackplot(steps, parts, labels=labels, colors=colours, lw=0)
+    for area, name, part in zip(areas, labels, parts, strict=True):
+        milliseconds = 1e3 * sum(part) / max(1, len(part))
+        _tip(axes, area, f"{name}: {milliseconds:.3g} ms of a step, on average")
+    totals = sorted(map(sum, zip(*parts, strict=True)))
+    # A first step that compiles must not flatten all others.
+    axes.set_ylim(0, 1.15 * totals[int(0.95 * (len(totals) - 1))])
+    axes.yaxis.set_major_formatter(EngFormatter("s"))
+    _label(axes, columns=4)
+    return _svg("time", axes)
+
+
+def costs_figure(rows: Sequence[Cost], wide: bool = True) -> str | None:
+    """Draw the payload bytes of the parameters that send most; None if there are none.
+
+    ``wide``: for a page of two columns, not for a telephone.
+    """
+    shown = rows[:MOST_BARS]
+    if not shown:
+        return None
+    total = sum(row.payload_bytes for row in rows)
+    axes = _axes(WIDE if wide else NARROW, 0.8 + 0.27 * len(shown))
+    most, names = 34 if wide else 18, [_printable(row.name) for row in shown]
+    names = [name if len(name) <= most else f"...{name[3 - most :]}" for name in names]
+    places, sent = range(len(shown)), [row.payload_bytes for row in shown]
+    bars = axes.barh(places, sent, color=BLUE, height=0.7)
+    for place, bar, row in zip(places, bars, shown, strict=True):
+        part = share(sent[place], total)
+        _tip(axes, bar, f"{_printable(row.name)}: {sent[place]:,.0f} bytes a step, {part}")
+        axes.annotate(f" {part}", (sent[place], place), va="center")
+    axes.set_yticks(places, names)
+    axes.invert_yaxis()
+    axes.set_xlim(0, 1.15 * sent[0])
+    axes.xaxis.set_major_formatter(EngFormatter("B"))
+    axes.grid(axis="y", visible=False)
+    axes.set_xlabel("payload bytes a step")
+    return _svg("costs" if wide else "costs, narrow", axes)
+
+
+def _series(records: Sequence[dict[str, Any]], name: str) -> tuple[list[float], list[float]]:
+    """Return steps and values where values are known, as means of neighbours if there are many."""
+    known = [(float(r["step"]), float(r[name])) for r in records if r.get(name) is not None]
+    width = -(-len(known) // MOST_POINTS) or 1
+    chunks = [known[at : at + width] for at in range(0, len(known), width)]
+    steps = [chunk[-1][0] for chunk in chunks]
+    return steps, [sum(value for _, value in chunk) / len(chunk) for chunk in chunks]
+
+
+def _label(axes: Axes, columns: int = 2) -> None:
+    """Name the axis of steps, and add a legend."""
+    axes.set_xlabel("step")
+    axes.legend(loc="lower left", bbox_to_anchor=(0, 1.0), ncols=columns, borderaxespad=0.1)
+
+
+def share(part: float, total: float) -> str:
+    """Return a part as a percentage."""
+    percent = 100 * part / total if total else 0.0
+    return f"{percent:.1f} %" if percent >= 0.05 or not percent else "< 0.1 %"
+
+
+def _range(values: Sequence[float]) -> str:
+    """Return the least and the largest value."""
+    ends = [f"{value:,.4g}" for value in (min(values), max(values))]
+    return " to ".join(dict.fromkeys(ends))
+
+
+def _tip(axes: Axes, artist: Artist, text: str) -> None:
+    """Show ``text`` where a mouse rests on an artist."""
+    tips = axes.__dict__.setdefault("tips", [])
+    artist.set_gid(f"tip{len(tips)}")
+    tips.append(text)
+
+
+def _printable(text: str) -> str:
+    """Replace line breaks, control characters and halves of surrogate pairs."""
+    return "".join(letter if letter.isprintable() else "\ufffd" for letter in text)
+
+
+def _axes(width: float = NARROW, height: float = 2.6) -> Axes:
+    return Figure(figsize=(width, height), layout="constrained").add_subplot()
+
+
+def _svg(label: str, axes: Axes) -> str:
+    """Return an <svg> element as wide as its place. ``label`` makes its ids unique in the page."""
+    label, file, figure = _printable(label), io.StringIO(), cast(Figure, axes.figure)
+    with matplotlib.rc_context({"svg.hashsalt": label}):
+        metadata = {"Date": None, "Creator": None}
+        figure.savefig(file, format="svg", metadata=metadata, transparent=True)
+    svg = file.getvalue()
+    svg = svg[svg.index("<svg") :]
+    # The page's colours, which depend on the reader's choice of a light or a dark ground.
+    svg = svg.replace(INK, "var(--ink)").replace(FAINT, "var(--line)")
+    for number, tip in enumerate(axes.__dict__.get("tips", [])):
+        begin = f'class="tip"><title>{html.escape(tip)}</title>'
+        svg = svg.replace(f'id="tip{number}">', begin)
+    found = re.match(r'<svg [^>]*?viewBox="([^"]+)"[^>]*>', svg)
+    if found is None:
+        raise ValueError("matplotlib drew an SVG without a viewBox")
+    text = html.escape(label)
+    return f'<svg viewBox="{found[1]}" role="img" aria-label="{text}">{svg[found.end() :]}'

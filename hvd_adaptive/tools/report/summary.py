@@ -134,20 +134,17 @@ def verdict(step_s: float | None, stock: Sequence[Stock]) -> str:
 
     It is yes below the lower estimate, no above the upper one, and unclear in between.
     """
-    known = [
-        (one.most_s, one.least_s, one.name)
-        for one in stock
-        if one.least_s is not None and one.most_s is not None
-    ]
-    if step_s is None or not known:
+    fastest = min(stock, key=lambda one: one.exchange_s, default=None)
+    if step_s is None or fastest is None or fastest.least_s is None or fastest.most_s is None:
         return "Unknown: the run has no time of a step."
-    most_s, least_s, name = min(known)
-    took, least, most = (f"{1e3 * seconds:.3g}" for seconds in (step_s, least_s, most_s))
-    if step_s < least_s:
-        return f"Yes: a step took {took} ms; stock {name} takes at least {least} ms."
-    if step_s > most_s:
-        return f"No: a step took {took} ms; stock {name} takes at most {most} ms."
-    return f"Unclear: a step took {took} ms; stock {name} takes {least} to {most} ms."
+    times = step_s, fastest.least_s, fastest.most_s
+    took, least, most = (f"{1e3 * seconds:.3g}" for seconds in times)
+    answer, takes = "Unclear", f"{least} to {most}"
+    if step_s < fastest.least_s:
+        answer, takes = "Yes", f"at least {least}"
+    elif step_s > fastest.most_s:
+        answer, takes = "No", f"at most {most}"
+    return f"{answer}: a step took {took} ms; stock {fastest.name} takes {takes} ms."
 
 
 def mean(records: Sequence[dict[str, Any]], name: str) -> float | None:

@@ -1,4 +1,1 @@
-"""List every scheme with its paper, parameters, bits, error and bounds: `hvd-adaptive schemes`.
-
-outline reads the schemes' documentation, catalog measures them, command is the command line.
-"""
+"""List schemes with their papers, parameters, bits, errors, bounds: `hvd-adaptive schemes`."""

@@ -24,8 +24,8 @@ SAMPLE = 1 << 18
 
 
 @dataclass(frozen=True)
-class Entry:
-    """Scheme constructed with only its required keywords; see ``Outline`` for the other attributes.
+class Entry(Outline):
+    """Scheme constructed with only its required keywords.
 
     Attributes:
         call: How the scheme was constructed.
@@ -36,26 +36,19 @@ class Entry:
         unbiased: Whether E Q(v) = v.
     """
 
-    name: str
-    method: str
     call: str
-    keywords: dict[str, str]
     bits: float
     relative_error: float
     laplacian_error: float
     bound: float | None
     unbiased: bool
-    documentation: str
 
 
 def scheme_classes() -> dict[str, type[GradientCompressor]]:
     """Return the schemes that hvd_adaptive exports, by name, in the order of ``__all__``."""
-    found = {name: getattr(hvd_adaptive, name) for name in hvd_adaptive.__all__}
-    return {
-        name: value
-        for name, value in found.items()
-        if inspect.isclass(value) and issubclass(value, GradientCompressor)
-    }
+    exported = (getattr(hvd_adaptive, name) for name in hvd_adaptive.__all__)
+    kinds = filter(inspect.isclass, exported)
+    return {kind.__name__: kind for kind in kinds if issubclass(kind, GradientCompressor)}
 
 
 def entry(outline: Outline) -> Entry:
@@ -63,7 +56,10 @@ def entry(outline: Outline) -> Entry:
     kind, given = scheme_classes()[outline.name], REQUIRED.get(outline.name, {})
     fitted = kind(**given)
     arguments = ", ".join(f"{keyword}={value!r}" for keyword, value in given.items())
-    normal, laplacian = _samples()
+    generator = torch.Generator(device="cpu").manual_seed(1)
+    normal = torch.randn(SAMPLE, generator=generator, **HOST)
+    uniform = torch.rand(SAMPLE, generator=generator, dtype=torch.float64, device="cpu") - 0.5
+    laplacian = (-uniform.sign() * torch.log1p(-2 * uniform.abs())).to(torch.float32)
     bits, error = measured(fitted, normal)
     return Entry(
         **asdict(outline),
@@ -100,22 +96,13 @@ def is_unbiased(scheme: GradientCompressor) -> bool:
     v = v.to(torch.float32).repeat(256) - 0.5
     settings = {"bucket_size": 64, "seed": 1, "min_numel": 0}
     small = type(scheme)(**keywords_of(scheme) | settings).parts.default
-    draws = torch.cat(
-        [small.payloads.roundtrip(v, key).view(256, 64) for key in range(1, 17)]
-    ).double()
+    decoded = [small.payloads.roundtrip(v, key).view(256, 64) for key in range(1, 17)]
+    draws = torch.cat(decoded).double()
     exact = v[:64].double()
     weights = torch.stack([exact, exact.sign(), exact.abs() - exact.abs().mean(), exact**3], dim=1)
     found, expected = draws @ weights, exact @ weights
     standard_error = found.std(dim=0) / draws.shape[0] ** 0.5 + 1e-6 * expected.abs()
     return bool(((found.mean(dim=0) - expected).abs() <= 5 * standard_error).all())
-
-
-def _samples() -> tuple[torch.Tensor, torch.Tensor]:
-    generator = torch.Generator(device="cpu").manual_seed(1)
-    normal = torch.randn(SAMPLE, generator=generator, **HOST)
-    uniform = torch.rand(SAMPLE, generator=generator, dtype=torch.float64, device="cpu") - 0.5
-    laplacian = -uniform.sign() * torch.log1p(-2 * uniform.abs())
-    return normal, laplacian.to(torch.float32)
 
 
 def measured(scheme: Any, v: torch.Tensor) -> tuple[float, float]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ast
-import inspect
+import itertools
 import re
 from dataclasses import dataclass
 from pathlib import Path
@@ -40,12 +40,9 @@ class Outline:
 
 def outlines() -> list[Outline]:
     """Return all schemes that hvd_adaptive exports, in the order of ``__all__``."""
-    found = {
-        node.name: _outline(node)
-        for file in (PACKAGE / "schemes").glob("*.py")
-        for node in _classes(file)
-    }
-    return [found[name] for name in hvd_adaptive.__all__ if name in found]
+    nodes = itertools.chain.from_iterable(map(_classes, (PACKAGE / "schemes").glob("*.py")))
+    found = {node.name: node for node in nodes}
+    return [_outline(found[name]) for name in hvd_adaptive.__all__ if name in found]
 
 
 def shared_keywords() -> str:
@@ -59,11 +56,6 @@ def _classes(file: Path) -> list[ast.ClassDef]:
     return [node for node in nodes if isinstance(node, ast.ClassDef)]
 
 
-def first_sentence(documentation: str) -> str:
-    """Return the first sentence of a docstring."""
-    return SENTENCE.split(inspect.cleandoc(documentation).split("\n\n")[0].replace("\n", " "))[0]
-
-
 def _outline(node: ast.ClassDef) -> Outline:
     constructors = [f for f in node.body if isinstance(f, ast.FunctionDef) and f.name == "__init__"]
     keywords = {}
@@ -72,4 +64,5 @@ def _outline(node: ast.ClassDef) -> Outline:
         for argument, default in zip(arguments.kwonlyargs, arguments.kw_defaults, strict=True):
             keywords[argument.arg] = "" if default is None else ast.unparse(default)
     documentation = ast.get_docstring(node) or ""
-    return Outline(node.name, first_sentence(documentation), keywords, documentation)
+    method = SENTENCE.split(documentation.partition("\n\n")[0].replace("\n", " "))[0]
+    return Outline(node.name, method, keywords, documentation)

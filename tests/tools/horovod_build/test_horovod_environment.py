@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -86,12 +87,13 @@ def test_find_gpu_takes_no_script_named_nvcc_for_a_toolkit(cuda, file, monkeypat
     assert find_gpu("auto", "12.1").home == local
 
 
-def test_read_torch(file):
+def test_what_is_read_of_torch(file, monkeypatch):
     about = "__version__ = '2.4.1+cu121'\ncuda: 'str | None' = '12.1'\n"
-    root = file("version.py", about).parent
+    torch = SimpleNamespace(origin=str(file("version.py", about).with_name("__init__.py")))
+    monkeypatch.setattr(environment.importlib.util, "find_spec", lambda name: torch)
     for code, standard in (("'-std=c++17', '-std=c++20'", 20), ("prefix + 'c++17'", 17), ("", 20)):
         file("utils/cpp_extension.py", code)
-        assert environment.read_torch(root) == Torch("2.4.1+cu121", "12.1", standard)
+        assert find_torch() == Torch("2.4.1+cu121", "12.1", standard)
 
 
 def test_find_torch(monkeypatch):

@@ -9,7 +9,7 @@ from levels_oracles import LAWS
 from scipy import integrate
 
 from hvd_adaptive.levels import Histogram, expected_variance, exponential_magnitudes, fit_multiplier
-from hvd_adaptive.levels.multiplier import multiplier_gradient
+from hvd_adaptive.levels.fit import multiplier_gradient
 
 
 def of_powers(p: float, count: int, symmetric: bool) -> np.ndarray:

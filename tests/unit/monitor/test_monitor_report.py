@@ -201,7 +201,7 @@ def test_the_page_stands_alone(page):
 
 
 def test_figures_have_tooltips_and_the_pages_colours(page):
-    from hvd_adaptive.tools.report import figures
+    from hvd_adaptive.tools.report import page as figures
 
     drawn = dict(re.findall(r'<svg [^>]*aria-label="([^"]+)"[^>]*>(.*?)</svg>', page, re.S))
     tips = {label: re.findall(r"<title>([^<]+)</title>", svg) for label, svg in drawn.items()}
