@@ -29,8 +29,7 @@ SUBJECTS: dict[str, tuple[str, ...]] = {
     "qcs": ("numba",),
     "eden": ("numba", "triton"),  # rotation and rounding of EDEN
     "sparse": ("numba",),  # bodies of SparseSGD
-    "ecdq": ("numba",),  # dithered quantisation
-    "dithered": ("numba",),  # bodies of ECDQ
+    "ecdq": ("numba",),  # dithered quantisation and its bodies
     "zeros": ("numba",),  # places of exact zeros
     "checksum": ("numba", "triton"),
     "codes": ("numba", "triton"),  # bare codes to words and back

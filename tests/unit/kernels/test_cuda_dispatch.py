@@ -25,8 +25,10 @@ FUNCTIONS = {
     "qcs": ("encode", "decode_add"),
     "sparse": ("encode", "add"),
     "eden": ("encode", "decode_add"),
-    "ecdq": ("bucket_steps", "quantize", "add"),
-    "dithered": ("encode_body", "add_bodies"),
+    "ecdq": (
+        *("bucket_steps", "quantize", "add", "counts", "add_runs", "put_numbers", "numbers"),
+        "Splitter",
+    ),
     "checksum": ("seal", "checksums", "checksum"),
     "zeros": ("has_zeros", "mark", "write", "read", "take", "put"),
     "codes": ("pack", "unpack"),
