@@ -79,3 +79,26 @@ def next_one(words, at):
     while word < words.size and words[word] == 0:
         word += 1
     return bits if word >= words.size else (word << shift) + lowest_one(np.uint64(words[word]))
+
+
+@inline
+def put_bits(words, log, at, value, width):
+    """Put ``value`` at bit ``at`` of words of 2**log bits that are still zero there. It has
+    ``width`` bits: at most 32 for words of 32 bits, fewer than 64 for others.
+    """
+    word, shift, value = at >> log, at & ((1 << log) - 1), np.uint64(value)
+    words[word] |= words.dtype.type(np.uint64(value << np.uint64(shift)))
+    if shift + width > 1 << log:
+        words[word + 1] |= words.dtype.type(np.uint64(value >> np.uint64((1 << log) - shift)))
+
+
+@inline
+def bits_at(words, log, at, width):
+    """Return the ``width`` bits at bit ``at`` (see ``put_bits``); the caller guarantees that they
+    exist.
+    """
+    word, shift = at >> log, at & ((1 << log) - 1)
+    value = np.uint64(np.uint64(words[word]) >> np.uint64(shift))
+    if shift + width > 1 << log:
+        value |= np.uint64(np.uint64(words[word + 1]) << np.uint64((1 << log) - shift))
+    return np.int64(value & np.uint64((np.uint64(1) << np.uint64(width)) - np.uint64(1)))

@@ -5,7 +5,6 @@ from __future__ import annotations
 import numpy as np
 import torch
 
-from hvd_adaptive.base.device import HOST
 from hvd_adaptive.kernels.constants import SMALLEST_NORM
 from hvd_adaptive.kernels.dithered import HALF, Stretch, step_factors
 from hvd_adaptive.kernels.numba import scan
@@ -97,19 +96,6 @@ def _starts(runs: np.ndarray) -> np.ndarray:
 
 def _arrays(where: Stretch) -> tuple:
     return where.steps.numpy(), where.bucket_size, np.uint64(where.key), where.begin, where.end
-
-
-def warm() -> None:
-    """Compile every kernel here into Numba's cache."""
-    flat = torch.linspace(-1, 1, 100, **HOST)
-    steps = bucket_steps(flat, 100, 1.0)
-    add(quantize(flat, steps, 100, 0), steps, 100, 0, torch.zeros(100, **HOST))
-    where = Stretch(steps, 100, 0, 0, 100)
-    for dtype in (np.uint8, np.uint16):
-        _, escaped = Splitter(100, 4, 1, dtype)(flat, where)
-        runs = np.ones((4, int(counts(where, 4).max())), dtype)
-        escaped = numbers(put_numbers(escaped, 1), 1)
-        add_runs(runs, escaped, where, 1, torch.zeros(100, **HOST))
 
 
 @inline

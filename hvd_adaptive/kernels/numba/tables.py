@@ -8,12 +8,12 @@ from collections.abc import Callable
 import numpy as np
 import torch
 
-from hvd_adaptive.kernels.block_sums import BlockSums
-from hvd_adaptive.kernels.constants import CHECK_LANES
+from hvd_adaptive.kernels.constants import CHECK_LANES, BlockSums
 from hvd_adaptive.kernels.numba import decoder, encoder, permute, scan
+from hvd_adaptive.kernels.numba.jit import jit
 from hvd_adaptive.kernels.numba.lanes import WIDTH
 from hvd_adaptive.kernels.packing import check_sections
-from hvd_adaptive.kernels.tables import KernelTable
+from hvd_adaptive.kernels.tables import CELL_BASE, CELL_SHIFT, KernelTable, interval_ends
 
 # The rules of encoder.py, and the most thresholds that each serves. The arrays are padded to that
 # number; the search needs one entry beyond the last.
@@ -22,7 +22,7 @@ _RULES = (
     (16, encoder.COUNT_MANY),
     (129, encoder.SEARCH),
 )
-SMALL = 600  # coordinates: a block and a partial one
+_CELL_SHIFT, _CELL_BASE = np.int32(CELL_SHIFT), np.int32(CELL_BASE)
 _DIRECT = {"uniform": encoder.UNIFORM, "exponential": encoder.EXPONENTIAL}
 
 
@@ -88,6 +88,13 @@ def bucket_norms(flat: torch.Tensor, bucket_size: int, norm: str) -> torch.Tenso
     return torch.from_numpy(scan.bucket_norms(flat.numpy(), bucket_size, norm == "linf"))
 
 
+def variances(
+    flat: torch.Tensor, norms: torch.Tensor, bucket_size: int, table: KernelTable
+) -> torch.Tensor:
+    arrays = interval_ends(table), table.search, table.corrections
+    return torch.from_numpy(_variances(flat.numpy(), norms.numpy(), bucket_size, *arrays))
+
+
 _NO_CELLS, _NO_TREE = np.zeros(1, np.uint8), np.zeros(1, np.float32)
 _encoder = functools.cache(encoder.make_encoder)
 _decoder = functools.cache(decoder.make_decoder)
@@ -132,3 +139,30 @@ def _prepared(table: KernelTable) -> tuple[Callable, tuple]:
         cells, corrections = table.search, table.corrections
     arrays = (start, gap, lower, ladder, table.thresholds, table.numbers, cells, corrections, tree)
     return _encoder(rule, depth, table.packing), arrays
+
+
+@jit
+def _variances(x, norms, bucket_size, ends, cells, corrections):
+    total = np.zeros(norms.size, np.float64)
+    rs = np.empty(min(bucket_size, x.size), np.float32)
+    places = np.empty(rs.size, np.int32)
+    for b in range(norms.size):
+        if not norms[b] > 0:
+            total[b] = norms[b]
+            continue
+        part = x[b * bucket_size : min(x.size, (b + 1) * bucket_size)]
+        inverse, added = 1 / np.float64(norms[b]), 0.0
+        # The look-ups do not vectorise: all else is done before them.
+        for j in range(part.size):
+            r = np.float32(min(np.abs(np.float64(part[j])) * inverse, 1.0))
+            rs[j] = r
+            cell = np.int32(np.int32(r.view(np.int32) >> _CELL_SHIFT) - _CELL_BASE)
+            places[j] = max(cell, np.int32(0))
+        for j in range(part.size):
+            i, r = np.uint64(cells[places[j]]), rs[j]
+            for _ in range(corrections):
+                i += np.uint64(ends[i + np.uint64(1)] < r)
+            low, high, wide = ends[i], ends[i + np.uint64(1)], np.float64(r)
+            added += (np.float64(high) - wide) * (wide - np.float64(low))
+        total[b] = added
+    return total

@@ -16,8 +16,7 @@ import torch
 
 from hvd_adaptive.kernels.constants import SMALLEST_NORM
 from hvd_adaptive.kernels.dithered import HALF, Stretch, step_factors
-from hvd_adaptive.kernels.reference.lanes import per_coordinate
-from hvd_adaptive.kernels.reference.tables import bucket_norms
+from hvd_adaptive.kernels.reference.tables import bucket_norms, per_coordinate
 from hvd_adaptive.kernels.reference.uniforms import uniforms
 
 

@@ -20,8 +20,7 @@ from hvd_adaptive.kernels.constants import (
     START_LOW,
     TOLERANCE,
 )
-from hvd_adaptive.kernels.reference.lanes import add_lanes, rows_of
-from hvd_adaptive.kernels.reference.tables import bucket_norms, clipped
+from hvd_adaptive.kernels.reference.tables import add_lanes, bucket_norms, clipped, rows_of
 
 
 def orq_levels(

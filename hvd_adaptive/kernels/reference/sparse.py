@@ -8,7 +8,7 @@ import numpy as np
 import torch
 
 from hvd_adaptive.kernels.constants import SMALLEST_NORM
-from hvd_adaptive.kernels.reference.lanes import add_lanes, per_coordinate, rows_of
+from hvd_adaptive.kernels.reference.tables import add_lanes, per_coordinate, rows_of
 from hvd_adaptive.kernels.reference.uniforms import uniforms
 from hvd_adaptive.kernels.sparse import Sections
 from hvd_adaptive.kernels.tables import UNIFORM_SCALE
@@ -18,7 +18,7 @@ def encode(flat: torch.Tensor, bucket_size: int, density: float, k: int, key: in
     """Keep coordinates of ``flat`` (float32, (n,)) at random: see schemes/sparse.py.
 
     The threshold of a bucket is λ; it is 0 for a zero bucket, and NaN for a bucket with NaN or Inf
-    or whose λ overflows. ``words`` is the stream of kernels/rice.py with parameter ``k``.
+    or whose λ overflows. ``words`` is the stream of kernels/sparse.py with parameter ``k``.
     """
     buckets = flat.split(bucket_size) if flat.numel() else ()
     lambdas = flat.new_tensor([threshold(bucket, density) for bucket in buckets])

@@ -18,7 +18,6 @@ import triton
 import triton.language as tl
 
 from hvd_adaptive.base.device import from_host, put
-from hvd_adaptive.kernels.block_sums import BlockSums
 from hvd_adaptive.kernels.constants import (
     CHECK_A,
     CHECK_B,
@@ -26,6 +25,7 @@ from hvd_adaptive.kernels.constants import (
     CHECK_LANES,
     CHECKSUM_AT,
     HEADER_BYTES,
+    BlockSums,
 )
 from hvd_adaptive.kernels.triton.launch import launch
 

@@ -23,7 +23,7 @@ from hvd_adaptive.kernels.tables import (
 )
 from hvd_adaptive.kernels.triton.lanes import clamped
 from hvd_adaptive.kernels.triton.launch import on_device
-from hvd_adaptive.kernels.triton.random import uniform24
+from hvd_adaptive.kernels.triton.uniforms import uniform24
 
 # More thresholds than these are searched: a comparison costs four instructions and two registers; a
 # step of a search, which halves the rest, costs five.

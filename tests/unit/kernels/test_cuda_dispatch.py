@@ -15,9 +15,10 @@ import hvd_adaptive
 from hvd_adaptive import kernels
 
 LEVELS = ("mean_magnitudes", "symmetric_levels", "conditional_means")
+SCANS = ("bucket_norms", "clipped", "histogram", "counts", "variances")
 # What each subject's kernels must offer.
 FUNCTIONS = {
-    "tables": ("encode", "decode_add", "bucket_norms", "clipped", "histogram", "counts"),
+    "tables": ("encode", "decode_add", *SCANS),
     "bucket": ("round_codes", "cut_codes", "decode_add"),
     "levels": ("orq_levels", "quantile_levels", *LEVELS),
     "onebit": ("encode",),
@@ -33,7 +34,6 @@ FUNCTIONS = {
     "zeros": ("has_zeros", "mark", "write", "read", "take", "put"),
     "codes": ("pack", "unpack"),
     "uniforms": ("uniforms",),
-    "variance": ("variances",),
     "huffman": ("most_bytes", "encode", "decode", "encode_two", "decode_two"),
     "elias": ("encode", "decode"),
 }

@@ -16,7 +16,7 @@ from hvd_adaptive.codec.dithered_code import gaussian_code
 from hvd_adaptive.kernels import dithered, module, sparse
 from hvd_adaptive.kernels.dithered import CODED, most_bytes
 from hvd_adaptive.kernels.packing import Packing, packing_of
-from hvd_adaptive.kernels.rice import most_words
+from hvd_adaptive.kernels.sparse import most_words
 
 KEY, SEGMENT = (1 << 63) + 5, 256
 BACKENDS = ("numba", "reference")
