@@ -13,15 +13,7 @@ from numba.extending import intrinsic
 
 from hvd_adaptive.kernels.numba.jit import inline, jit
 from hvd_adaptive.kernels.numba.lanes import INT, INTS, LONG, Lanes, emitted
-from hvd_adaptive.kernels.packing import (
-    BLOCK,
-    LANES,
-    QUARTER,
-    QUARTERS,
-    ROWS,
-    Packing,
-    check_words,
-)
+from hvd_adaptive.kernels.packing import BLOCK, LANES, QUARTER, QUARTERS, ROWS, Packing, check_words
 
 
 def pack(codes: torch.Tensor, packing: Packing, words: torch.Tensor) -> None:

@@ -17,13 +17,7 @@ from hvd_adaptive.kernels.numba.decoder import add_looked_up, add_small, pointer
 from hvd_adaptive.kernels.numba.jit import inline, jit
 from hvd_adaptive.kernels.numba.lanes import FLOATS, INTS, LONG, Lanes, emitted
 from hvd_adaptive.kernels.numba.permute import TableLanes
-from hvd_adaptive.kernels.numba.rotation import (
-    add_rotated_back,
-    aligned,
-    flip,
-    rotate,
-    times,
-)
+from hvd_adaptive.kernels.numba.rotation import add_rotated_back, aligned, flip, rotate, times
 from hvd_adaptive.kernels.packing import BLOCK, LANES, QUARTER, QUARTERS, ROWS
 
 MOST_BITS = 4  # of codes whose 16 levels fill one register

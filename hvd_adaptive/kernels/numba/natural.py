@@ -11,7 +11,7 @@ import torch
 from hvd_adaptive.kernels.constants import CHECK_LANES, INFINITE, LARGEST, NAN, BlockSums
 from hvd_adaptive.kernels.numba.checksum import add_done, first_block
 from hvd_adaptive.kernels.numba.codes import load_fixed, store_fixed
-from hvd_adaptive.kernels.numba.decoder import pointer
+from hvd_adaptive.kernels.numba.decoder import pointer, scale_by
 from hvd_adaptive.kernels.numba.jit import inline, jit
 from hvd_adaptive.kernels.numba.random import STEPS, bucket_key, counter_of, uniform24
 from hvd_adaptive.kernels.numba.scan import largest_bits
@@ -121,5 +121,4 @@ def _decode_add(exponents_at, words_at, size, factor, out):
             load_fixed(words, index, end - begin, 1, signs)
             _add(exponents[begin:end], signs, target)
         if factor != 1:
-            for j in range(target.size):
-                target[j] *= factor
+            scale_by(factor, target)

@@ -18,16 +18,7 @@ from numba.core import cgutils, config, types
 from numba.core.codegen import get_host_cpu_features
 from numba.extending import intrinsic
 
-from hvd_adaptive.kernels.numba.lanes import (
-    FLOAT,
-    FLOATS,
-    INT,
-    INTS,
-    LONG,
-    WIDTH,
-    Lanes,
-    emitted,
-)
+from hvd_adaptive.kernels.numba.lanes import FLOAT, FLOATS, INT, INTS, LONG, WIDTH, Lanes, emitted
 
 # The type of ``at`` in encoder.py.
 AT = types.Tuple((types.float32, types.uint32, types.uint32, types.uint32))

@@ -129,18 +129,7 @@ def _added(v, before, k, factor, _b):
 
 @jit
 def _encode_run(
-    x,
-    scales,
-    codes,
-    order,
-    rows,
-    size,
-    columns,
-    half_alphabet,
-    per_norm,
-    root,
-    signs,
-    dithers,
+    x, scales, codes, order, rows, size, columns, half_alphabet, per_norm, root, signs, dithers
 ):
     y, total = np.empty(order, np.float32), np.empty(columns.shape[1], np.float32)
     acc, cell = np.empty(NORM_LANES, np.float32), np.empty(1, np.float32)

@@ -7,12 +7,7 @@ import functools
 import numpy as np
 
 from hvd_adaptive.kernels.eden import APART, SPAN, block_order
-from hvd_adaptive.kernels.numba.hadamard import (
-    RUN,
-    add_last_butterflies,
-    long_strides,
-    transform,
-)
+from hvd_adaptive.kernels.numba.hadamard import RUN, add_last_butterflies, long_strides, transform
 from hvd_adaptive.kernels.numba.jit import inline, outline
 from hvd_adaptive.kernels.numba.random import bucket_key, counter_of, mixed
 

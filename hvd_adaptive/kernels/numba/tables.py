@@ -72,12 +72,8 @@ def decode_add(
     decoder(scales, words, count, bucket_size, 1, values, np.float32(factor), add, out.numpy())
 
 
-def histogram(bucket: torch.Tensor, scale: float) -> np.ndarray:
-    return scan.histogram(bucket.numpy(), np.float32(scale))
-
-
-def counts(bucket: torch.Tensor, scale: float) -> torch.Tensor:
-    return torch.from_numpy(histogram(bucket, scale))
+def histogram(bucket: torch.Tensor, scale: float) -> torch.Tensor:
+    return torch.from_numpy(scan.histogram(bucket.numpy(), np.float32(scale)))
 
 
 def clipped(flat: torch.Tensor, bucket_size: int, clip: float) -> torch.Tensor:

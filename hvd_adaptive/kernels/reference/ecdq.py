@@ -8,7 +8,6 @@ becomes q = round(±v/s + a), to even at halves, and is decoded as ±s (q - a).
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -101,34 +100,23 @@ def split(
     return runs, part[part.abs() > most].cpu().numpy()
 
 
-def joined(
-    runs: Sequence[np.ndarray], escaped: np.ndarray, where: Stretch, most: int
-) -> torch.Tensor | None:
-    """Invert ``split``: return q (int32) of the coordinates, or None if the escapes do not fit."""
-    usable, group = _classes(where, len(runs))
-    q = torch.zeros(len(group), dtype=torch.int32, device=group.device)
-    for c, run in enumerate(runs):
-        q[usable & (group == c)] = torch.from_numpy(run.astype(np.int32) - most).to(q.device)
-    wanting = q > most
-    if escaped.size != int(wanting.sum()):
-        return None
-    q[wanting] = torch.from_numpy(escaped).to(q.device)
-    return q
-
-
 def add_runs(
     runs: np.ndarray, escaped: np.ndarray, where: Stretch, most: int, out: torch.Tensor
 ) -> bool:
-    """Add the values of a stretch of ``out``; return whether the escapes fit the runs.
+    """Add the values of a stretch of ``out``; return whether the escaped integers fit the runs.
 
     runs: uint8 or uint16 (classes, ...); each row begins with as many symbols as ``counts`` gives.
     """
-    own = [row[:count] for row, count in zip(runs, counts(where, len(runs)), strict=True)]
-    part = joined(own, escaped, where, most)
-    if part is None:
-        return False
+    usable, group = _classes(where, len(runs))
     q, total = torch.zeros_like(out, dtype=torch.int32), out.clone()
-    q[where.begin : where.end] = part
+    part = q[where.begin : where.end]
+    for c, (run, count) in enumerate(zip(runs, counts(where, len(runs)), strict=True)):
+        symbols = torch.from_numpy(run[:count].astype(np.int32) - most)
+        part[usable & (group == c)] = symbols.to(q.device)
+    wanting = part > most
+    if escaped.size != int(wanting.sum()):
+        return False
+    part[wanting] = torch.from_numpy(escaped).to(q.device)
     add(q, where.steps, where.bucket_size, where.key, total)
     out[where.begin : where.end] = total[where.begin : where.end]
     return True

@@ -13,13 +13,7 @@ from collections.abc import Callable, Sequence
 
 import torch
 
-from hvd_adaptive.kernels.constants import (
-    MOST_PASSES,
-    NEGLIGIBLE,
-    START_HIGH,
-    START_LOW,
-    TOLERANCE,
-)
+from hvd_adaptive.kernels.constants import MOST_PASSES, NEGLIGIBLE, START_HIGH, START_LOW, TOLERANCE
 from hvd_adaptive.kernels.reference.tables import add_lanes, bucket_norms, clipped, rows_of
 
 

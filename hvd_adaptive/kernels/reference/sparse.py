@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import numpy as np
 import torch
 
@@ -82,7 +80,7 @@ def add(sections: Sections, bucket_size: int, k: int, out: torch.Tensor) -> bool
 
     Only ``out`` is written, whatever the stream holds.
     """
-    lambdas, _, words = sections
+    lambdas, exact, words = sections
     out[per_coordinate(lambdas.isnan(), out.numel(), bucket_size)] = torch.nan
     data = words.cpu().numpy().view(np.uint8)
     bits = (np.unpackbits(data, bitorder="little") + ord("0")).tobytes().decode()
@@ -102,17 +100,6 @@ def add(sections: Sections, bucket_size: int, k: int, out: torch.Tensor) -> bool
         indices.append(index)
         kinds.append(2 if full else int(bits[end]))
         at = end if full else end + 1
-    return _add_kept(indices, kinds, sections, bucket_size, out)
-
-
-def _add_kept(
-    indices: Sequence[int],
-    kinds: Sequence[int],
-    sections: Sections,
-    bucket_size: int,
-    out: torch.Tensor,
-) -> bool:
-    lambdas, exact, _ = sections
     where = torch.tensor(indices, dtype=torch.int64, device=out.device)
     kind = torch.tensor(kinds, dtype=torch.int64, device=out.device)
     if int((kind == 2).sum()) != exact.numel():

@@ -6,7 +6,6 @@ follow, so that results can be compared bit for bit.
 
 from __future__ import annotations
 
-import numpy as np
 import torch
 
 from hvd_adaptive.kernels.constants import BINS, COARSE_BINS, NORM_LANES, SMALLEST_NORM, BlockSums
@@ -186,17 +185,13 @@ def decode_add(
         out *= factor
 
 
-def histogram(bucket: torch.Tensor, scale: float) -> np.ndarray:
-    """Count r = abs(v)/scale in bins, int64 (1666,): log-spaced bins, the zeros, the ones.
+def histogram(bucket: torch.Tensor, scale: float) -> torch.Tensor:
+    """Count r = abs(v)/scale in bins, int64 (1666,): log-spaced bins, the zeros, the ones. A device
+    is not waited for.
 
     Bins 1 to 127 begin at 2**(-28 + k//8) * (1 + k%8 / 8), bins 128 + k at 2**(-12 + k//128) * (1 +
     k%128 / 128); bin 0 begins above zero. A NaN is in no bin.
     """
-    return counts(bucket, scale).cpu().numpy()
-
-
-def counts(bucket: torch.Tensor, scale: float) -> torch.Tensor:
-    """Compute ``histogram`` on the bucket's device, without waiting for it."""
     r = bucket.abs() * (1.0 / torch.tensor(scale, dtype=torch.float32, device=bucket.device))
     bits = r.view(torch.int32)
     coarse = ((bits >> 20) - ((127 - 28) << 3)).clamp(min=0)

@@ -13,13 +13,7 @@ import torch
 import triton
 import triton.language as tl
 
-from hvd_adaptive.kernels.eden import (
-    Buckets,
-    Levels,
-    finished_scales,
-    root_of,
-    shared_streams,
-)
+from hvd_adaptive.kernels.eden import Buckets, Levels, finished_scales, root_of, shared_streams
 from hvd_adaptive.kernels.packing import check_sections, packing_of
 from hvd_adaptive.kernels.triton.codes import pack, unpack
 from hvd_adaptive.kernels.triton.lanes import bucket_sizes, fold, lane_tree

@@ -1,7 +1,7 @@
 """Quantise to level tables for CUDA tensors, and compute norms and histograms, in Triton.
 
 Signatures and integers are the same as in reference/tables.py. Everything is queued on the current
-stream of the tensors' device; ``histogram`` waits for its result.
+stream of the tensors' device.
 """
 
 from __future__ import annotations
@@ -116,12 +116,7 @@ def clipped(flat: torch.Tensor, bucket_size: int, clip: float) -> torch.Tensor:
     return out
 
 
-def histogram(bucket: torch.Tensor, scale: float) -> np.ndarray:
-    """See reference.tables.histogram. The function waits for the device."""
-    return counts(bucket, scale).cpu().numpy()
-
-
-def counts(bucket: torch.Tensor, scale: float) -> torch.Tensor:
+def histogram(bucket: torch.Tensor, scale: float) -> torch.Tensor:
     n, found = bucket.numel(), bucket.new_zeros(BINS + 2, dtype=torch.int64)
     inverse = float(np.float32(1) / np.float32(scale))
     constants = {"TILE": _TILE, "BINS": BINS, "COARSE": COARSE_BINS}

@@ -15,7 +15,7 @@ import hvd_adaptive
 from hvd_adaptive import kernels
 
 LEVELS = ("mean_magnitudes", "symmetric_levels", "conditional_means")
-SCANS = ("bucket_norms", "clipped", "histogram", "counts", "variances")
+SCANS = ("bucket_norms", "clipped", "histogram", "variances")
 # What each subject's kernels must offer.
 FUNCTIONS = {
     "tables": ("encode", "decode_add", *SCANS),
