@@ -128,11 +128,6 @@ class PrefixTables:
         return self._pools[np.dtype(dtype).itemsize]
 
     @functools.cached_property
-    def longest_copy(self) -> int:
-        """Return the most symbols that a look-up gives."""
-        return max(self.longest_block, QUICK_BITS)
-
-    @functools.cached_property
     def longest_block(self) -> int:
         """Return the number of symbols of the longest block."""
         return int(np.diff(self.blocks[1]).max())

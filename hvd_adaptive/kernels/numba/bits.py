@@ -1,4 +1,4 @@
-"""Read, write and search words of 64 bits, as bit streams need them, in Numba."""
+"""Read, write and search streams of bits in Numba."""
 
 from __future__ import annotations
 
@@ -7,15 +7,13 @@ import numpy as np
 from llvmlite import ir
 
 from hvd_adaptive.kernels.numba.jit import inline
+from hvd_adaptive.kernels.numba.lanes import LONG, emitted
 
-_WORD = ir.IntType(64)
 
-
-def _address(context, builder, array_type, array, at):
+def _address(lanes, array, at):
     """Return the address of byte ``at`` of an array of bytes."""
-    data = context.make_array(array_type)(context, builder, array).data
-    start = builder.bitcast(data, ir.IntType(8).as_pointer())
-    return builder.bitcast(builder.gep(start, [at]), _WORD.as_pointer())
+    start = lanes.builder.bitcast(array.data, ir.IntType(8).as_pointer())
+    return lanes.builder.bitcast(lanes.builder.gep(start, [at]), LONG.as_pointer())
 
 
 @numba.extending.intrinsic
@@ -24,23 +22,20 @@ def load64(typingctx, array, at):
     The caller guarantees that these bytes exist.
     """
 
-    def codegen(context, builder, signature, args):
-        address = _address(context, builder, signature.args[0], args[0], args[1])
-        return builder.load(address, align=1)
+    def emit(lanes, args, data):
+        return lanes.builder.load(_address(lanes, data, args[1]), align=1)
 
-    return numba.types.uint64(array, numba.types.int64), codegen
+    return emitted(numba.types.uint64(array, numba.types.int64), emit, 0)
 
 
 @numba.extending.intrinsic
 def store64(typingctx, array, at, value):
     """Write a uint64 at byte ``at`` (int64) of a contiguous uint8 array; see ``load64``."""
 
-    def codegen(context, builder, signature, args):
-        address = _address(context, builder, signature.args[0], args[0], args[1])
-        builder.store(args[2], address, align=1)
-        return context.get_dummy_value()
+    def emit(lanes, args, data):
+        lanes.builder.store(args[2], _address(lanes, data, args[1]), align=1)
 
-    return numba.types.void(array, numba.types.int64, numba.types.uint64), codegen
+    return emitted(numba.types.void(array, numba.types.int64, numba.types.uint64), emit, 0)
 
 
 @numba.extending.intrinsic

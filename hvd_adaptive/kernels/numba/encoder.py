@@ -29,7 +29,7 @@ from hvd_adaptive.kernels.tables import (
 )
 
 # The rules that find the index; see permute.py for the first two.
-COUNT, PERMUTE, COUNT_MANY, SEARCH, UNIFORM, EXPONENTIAL = range(6)
+COUNT, PERMUTE, SEARCH, UNIFORM, EXPONENTIAL = range(5)
 
 _CELL_SHIFT, _CELL_BASE = np.int32(CELL_SHIFT), np.int32(CELL_BASE)
 _HALF_BITS, _MANTISSA_BITS = np.int32(HALF_BITS), np.int32(MANTISSA_BITS)
@@ -40,14 +40,14 @@ _ONE = np.float32(1)
 
 
 class Table(NamedTuple):
-    """Hold the arrays of a KernelTable, padded. ladder: the codes of the indices 0, 1, 2, ...;
-    cells, corrections: ``search`` and ``corrections``; tree: see permute.tables.
+    """Hold the arrays of a KernelTable. first: the code of index 0; cells, corrections: ``search``
+    and ``corrections``; tree: see permute.tables.
     """
 
     start: Any
     gap: Any
     lower: Any
-    ladder: Any
+    first: Any
     thresholds: Any
     numbers: Any
     cells: Any
@@ -69,32 +69,13 @@ def _signed(code, v, at):
 @inline
 def _count_few(run, at, table, part):
     """Compare with any number of thresholds, for a few coordinates."""
-    start, gap, ladder = table.start, table.gap, table.ladder
+    start, gap = table.start, table.gap
     for j in range(run.size):
         r, u = _drawn(run, j, at)
-        code = ladder[0]
+        code = table.first
         for t in range(start.size):
             code = np.uint32(code + np.uint32(r > start[t] + u * gap[t]))
         part[j] = _signed(code, run[j], at)
-
-
-@inline
-def _count_many(run, at, table, rs, us, part):
-    """Compare with four more thresholds in each pass over the run."""
-    start, gap, ladder = table.start, table.gap, table.ladder
-    for j in range(run.size):
-        rs[j], us[j] = _drawn(run, j, at)
-        part[j] = ladder[0]
-    for t in range(0, start.size - 3, 4):
-        a0, a1, a2, a3 = start[t], start[t + 1], start[t + 2], start[t + 3]
-        g0, g1, g2, g3 = gap[t], gap[t + 1], gap[t + 2], gap[t + 3]
-        for j in range(run.size):
-            r, u = rs[j], us[j]
-            low = np.uint32(np.uint32(r > a0 + u * g0) + np.uint32(r > a1 + u * g1))
-            top = np.uint32(np.uint32(r > a2 + u * g2) + np.uint32(r > a3 + u * g3))
-            part[j] = np.uint32(part[j] + np.uint32(low + top))
-    for j in range(run.size):
-        part[j] = _signed(part[j], run[j], at)
 
 
 @inline
@@ -104,7 +85,7 @@ def _search(run, at, table, rs, us, part):
     The look-ups do not vectorise (nor would gathers pay on many processors), so all else is done
     before them.
     """
-    start, gap, lower, first = table.start, table.gap, table.lower, table.ladder[0]
+    start, gap, lower, first = table.start, table.gap, table.lower, table.first
     cells, corrections = table.cells, table.corrections
     for j in range(run.size):
         r, us[j] = _drawn(run, j, at)
@@ -121,7 +102,7 @@ def _search(run, at, table, rs, us, part):
 
 @inline
 def _uniform(run, at, table, part):
-    slope, shift, first = table.numbers[0], table.numbers[1], table.ladder[0]
+    slope, shift, first = table.numbers[0], table.numbers[1], table.first
     for j in range(run.size):
         r, u = _drawn(run, j, at)
         y = np.float32(np.float32((r if r < _ONE else _ONE) * slope) + shift)
@@ -138,7 +119,7 @@ def _exponential(run, at, table, rs, us, part):
     """
     numbers = table.numbers
     gain, first, per_octave, top = numbers[0], numbers[1], numbers[2], numbers[3]
-    a0, g0, least, code = table.start[0], table.gap[0], table.lower[1], table.ladder[0]
+    a0, g0, least, code = table.start[0], table.gap[0], table.lower[1], table.first
     most = np.int32(table.thresholds)
     for j in range(run.size):
         r, u = _drawn(run, j, at)
@@ -198,18 +179,15 @@ def make_encoder(rule: int, depth: int, packing: Packing):
                 at = inverse, counter_of(i - begin, low), high, total
                 if not usable:
                     part[:] = np.uint32(alphabet // 2)  # any code would do; coders make it short
-                elif rule == COUNT_MANY:
-                    _count_many(run, at, table, rs, us, part)
                 elif rule == SEARCH:
                     _search(run, at, table, rs, us, part)
                 elif rule <= PERMUTE:
-                    first_code = table.ladder[0]
                     if rule == COUNT:
                         done = counted(
-                            run, STEPS, part, at, table.start, table.gap, first_code, depth
+                            run, STEPS, part, at, table.start, table.gap, table.first, depth
                         )
                     else:
-                        done = permuted(run, STEPS, part, at, table.tree, first_code, depth)
+                        done = permuted(run, STEPS, part, at, table.tree, table.first, depth)
                     at = inverse, counter_of(i - begin + done, low), high, total
                     _count_few(run[done:], at, table, part[done:])
                 elif rule == UNIFORM:

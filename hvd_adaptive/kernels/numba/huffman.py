@@ -52,7 +52,8 @@ def decode_two(
 def _tables(book: PrefixTables, symbols: np.ndarray) -> tuple:
     """Return what ``_decode`` reads, from quick to longest."""
     size, pool = symbols.itemsize, book.pool(symbols.dtype)
-    return book.quick, book.lookup, np.int64(book.width), pool, size, book.longest_copy * size
+    longest = max(book.longest_block, QUICK_BITS) * size
+    return book.quick, book.lookup, np.int64(book.width), pool, size, longest
 
 
 @inline

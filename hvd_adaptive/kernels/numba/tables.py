@@ -15,13 +15,7 @@ from hvd_adaptive.kernels.numba.lanes import WIDTH
 from hvd_adaptive.kernels.packing import check_sections
 from hvd_adaptive.kernels.tables import CELL_BASE, CELL_SHIFT, KernelTable, interval_ends
 
-# The rules of encoder.py, and the most thresholds that each serves. The arrays are padded to that
-# number; the search needs one entry beyond the last.
-_RULES = (
-    (8, encoder.COUNT),
-    (16, encoder.COUNT_MANY),
-    (129, encoder.SEARCH),
-)
+_MOST_COUNTED = 16  # thresholds, where they are not looked up in registers
 _CELL_SHIFT, _CELL_BASE = np.int32(CELL_SHIFT), np.int32(CELL_BASE)
 _DIRECT = {"uniform": encoder.UNIFORM, "exponential": encoder.EXPONENTIAL}
 
@@ -112,29 +106,20 @@ def _levels(table: KernelTable) -> tuple[Callable, np.ndarray]:
 
 @functools.lru_cache(maxsize=64)
 def _prepared(table: KernelTable) -> tuple[Callable, tuple]:
-    """Return the encoder of a table's rule and packing, and the arrays of a quantize.Table.
-
-    Thresholds are padded by some that nothing exceeds.
-    """
-    size, rule = next(choice for choice in _RULES if table.thresholds <= choice[0])
-    depth, tree = 0, _NO_TREE
+    """Return the encoder of a table's rule and packing, and the arrays of an encoder.Table."""
+    rule, depth, tree = encoder.SEARCH, 0, _NO_TREE
     if table.rule in _DIRECT:
         rule = _DIRECT[table.rule]
     elif permute.FEWEST_THRESHOLDS <= table.thresholds <= permute.MOST_THRESHOLDS:
         rule, depth = encoder.PERMUTE, (table.thresholds - 1).bit_length()
         tree = permute.tables(table.lower, table.start, table.gap, depth)
-    elif rule == encoder.COUNT:
-        size = depth = table.thresholds
-    start, gap = np.full(size, np.inf, np.float32), np.zeros(size, np.float32)
-    lower = np.full(size, np.inf, np.float32)
-    start[: table.thresholds], gap[: table.thresholds] = table.start, table.gap
-    lower[: table.thresholds] = table.lower
-    ladder = np.arange(table.base, table.base + size + 1, dtype=np.uint32)
-    cells, corrections = _NO_CELLS, 0
-    if rule == encoder.SEARCH:
-        cells, corrections = table.search, table.corrections
-    arrays = (start, gap, lower, ladder, table.thresholds, table.numbers, cells, corrections, tree)
-    return _encoder(rule, depth, table.packing), arrays
+    elif table.thresholds <= _MOST_COUNTED:
+        rule, depth = encoder.COUNT, table.thresholds
+    # The search needs an end behind the last interval, which nothing exceeds.
+    lower = np.append(table.lower, np.float32(np.inf))
+    cells = (table.search, table.corrections) if rule == encoder.SEARCH else (_NO_CELLS, 0)
+    shared = table.start, table.gap, lower, np.uint32(table.base), table.thresholds, table.numbers
+    return _encoder(rule, depth, table.packing), (*shared, *cells, tree)
 
 
 @jit
