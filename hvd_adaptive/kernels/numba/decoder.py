@@ -14,7 +14,7 @@ _ONE = np.float32(1)
 
 
 @inline
-def _pick4(c, t0, t1, t2, t3):
+def pick4(c, t0, t1, t2, t3):
     """Return t[c & 3], by selections on the code's bits: faster than a gather."""
     odd = (c & np.uint32(1)) != 0
     low = t1 if odd else t0
@@ -24,7 +24,7 @@ def _pick4(c, t0, t1, t2, t3):
 
 @inline
 def _pick8(c, t0, t1, t2, t3, t4, t5, t6, t7):
-    low, high = _pick4(c, t0, t1, t2, t3), _pick4(c, t4, t5, t6, t7)
+    low, high = pick4(c, t0, t1, t2, t3), pick4(c, t4, t5, t6, t7)
     return high if (c & np.uint32(4)) != 0 else low
 
 
@@ -49,7 +49,7 @@ def add_small(part, scale, alphabet, values, target):
     for j in range(target.size):
         c = part[j]
         if alphabet <= 4:
-            target[j] += _pick4(c, t0, t1, t2, t3)
+            target[j] += pick4(c, t0, t1, t2, t3)
         elif alphabet <= 8:
             target[j] += _pick8(c, t0, t1, t2, t3, t4, t5, t6, t7)
         else:

@@ -13,7 +13,7 @@ from numba.extending import intrinsic
 
 from hvd_adaptive.kernels.eden import APART
 from hvd_adaptive.kernels.numba.codes import load_fixed
-from hvd_adaptive.kernels.numba.decoder import add_looked_up, add_small, pointer
+from hvd_adaptive.kernels.numba.decoder import add_small, pick4, pointer
 from hvd_adaptive.kernels.numba.jit import inline, jit
 from hvd_adaptive.kernels.numba.lanes import FLOATS, INTS, LONG, Lanes, emitted
 from hvd_adaptive.kernels.numba.permute import TableLanes
@@ -83,12 +83,18 @@ def _select(lanes: Lanes, entries: list[ir.Value], value: ir.Value, shift: int) 
 @inline
 def _take(part, scale, alphabet, values, y):
     """Set y to the codes' levels times scale."""
-    for i in range(y.size):
-        y[i] = np.float32(0)
-    if alphabet <= 16:
+    if 4 < alphabet <= 16:
+        y[:] = np.float32(0)
         add_small(part, scale, alphabet, values, y)
-    else:
-        add_looked_up(part, scale, values, y)
+        return
+    t0, t1, t2, t3 = values[0] * scale, values[1] * scale, values[2] * scale, values[3] * scale
+    for i in range(y.size):
+        if alphabet == 2:
+            y[i] = t1 if part[i] != 0 else t0
+        elif alphabet == 4:
+            y[i] = pick4(part[i], t0, t1, t2, t3)
+        else:
+            y[i] = values[np.uint64(part[i])] * scale
 
 
 @functools.cache

@@ -194,18 +194,22 @@ def make_encoder(rule: int, depth: int, packing: Packing):
                     _uniform(run, at, table, part)
                 else:
                     _exponential(run, at, table, rs, us, part)
-                if stop % chunk == 0 or stop == x.size:
-                    index = (stop - 1) // chunk
-                    rest = stop - index * chunk
+                if stop % chunk == 0:
+                    index = stop // chunk - 1
                     if digits > 1:
                         store_units(
-                            codes, index, rest, chunk, alphabet, digits, width, units, words
+                            codes, index, chunk, chunk, alphabet, digits, width, units, words
                         )
                     else:
-                        store_fixed(codes, index, rest, width, units, words)
-                if stop % chunk == 0:
+                        store_fixed(codes, index, chunk, width, units, words)
                     done = scales.size + stop // (LANES * digits) * width // 32 * LANES
                     add_done(words, scales.size, done, lanes, sums, summed)
                 i = stop
+        if x.size % chunk:
+            index, rest = x.size // chunk, x.size % chunk
+            if digits > 1:
+                store_units(codes, index, rest, chunk, alphabet, digits, width, units, words)
+            else:
+                store_fixed(codes, index, rest, width, units, words)
 
     return encode

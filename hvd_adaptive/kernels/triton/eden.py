@@ -172,13 +172,7 @@ def _code_at(i, row, n, bucket_size, kept, kept_last):
 
 @kernel
 def _load_kernel(
-    n: tl.int64,
-    bucket_size: tl.int64,
-    x,
-    largest,
-    y,
-    coordinates: tl.int64,
-    TILE: tl.constexpr,
+    n: tl.int64, bucket_size: tl.int64, x, largest, y, coordinates: tl.int64, TILE: tl.constexpr
 ):
     """Set y to buckets times the power of two that brings the largest coordinate into [2, 4)."""
     i, there, row = _place(n, bucket_size, TILE)
