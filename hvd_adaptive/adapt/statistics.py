@@ -96,10 +96,8 @@ def histograms(
     pairs = zip(buckets, scales, strict=True)
     if not buckets:
         return []
-    ops = kernels.for_device(buckets[0].device)
-    if buckets[0].is_cpu:
-        return [ops.histogram(bucket, scale) for bucket, scale in pairs]
-    return stacked([ops.counts(bucket, scale) for bucket, scale in pairs]).get().numpy()
+    histogram = kernels.for_device(buckets[0].device).histogram
+    return stacked([histogram(bucket, scale) for bucket, scale in pairs]).get().numpy()
 
 
 class HistogramStatistic:

@@ -106,15 +106,14 @@ class DitheredCodec(FittedCodec):
 
     def encode_body(self, flat: torch.Tensor, body: torch.Tensor, key: int) -> int:
         bucket, values = self._bucket(flat.numel()), self._clipped(flat)
-        encode = kernels.for_device(flat.device, "dithered").encode_body
-        return encode(values, bucket, self.code, key, self._width, body)
+        ops, own = kernels.for_device(flat.device, "ecdq"), (self.code, key, self._width)
+        return dithered.encode_body(ops, values, bucket, *own, body)
 
     def add_bodies(
         self, bodies: Sequence[torch.Tensor], keys: Sequence[int], factor: float, out: torch.Tensor
     ) -> None:
-        bucket = self._bucket(out.numel())
-        add = kernels.for_device(out.device, "dithered").add_bodies
-        add(bodies, bucket, self.code, keys, self._width, out)
+        ops, bucket = kernels.for_device(out.device, "ecdq"), self._bucket(out.numel())
+        dithered.add_bodies(ops, bodies, bucket, self.code, keys, self._width, out)
         if factor != 1.0:
             out *= factor
 

@@ -15,7 +15,7 @@ from hvd_adaptive.codec.payloads import squares_of
 from hvd_adaptive.coding.coder import Coder
 from hvd_adaptive.coding.coders import CODERS
 from hvd_adaptive.coding.payload import padded
-from hvd_adaptive.kernels.block_sums import BlockSums
+from hvd_adaptive.kernels.constants import BlockSums
 from hvd_adaptive.settings import Settings
 
 
@@ -122,8 +122,8 @@ class TableCodec(Codec):
         size, count = self.settings.bucket_size, flat.numel()
         bucket, squares = max(1, min(size, count)), squares_of(flat, size)
         clipped = flat if self.settings.clip is None else self._clipped(flat)
-        norms = kernels.for_device(flat.device).bucket_norms(clipped, bucket, self.norm)
-        ops = kernels.for_device(flat.device, "variance")
+        ops = kernels.for_device(flat.device)
+        norms = ops.bucket_norms(clipped, bucket, self.norm)
         errors = ops.variances(clipped, norms, bucket, self._table.kernel)
         errors *= norms.to(torch.float64).square()
         if clipped is not flat:

@@ -27,9 +27,7 @@ import torch
 from hvd_adaptive import kernels
 from hvd_adaptive.base.errors import PayloadError
 from hvd_adaptive.kernels.constants import LAST_END
-from hvd_adaptive.kernels.fixed import BLOCK
-from hvd_adaptive.kernels.packing import Packing
-from hvd_adaptive.kernels.radix import row_coordinates
+from hvd_adaptive.kernels.packing import BLOCK, LANES, Packing
 from hvd_adaptive.kernels.threads import mapped
 
 # Target number of coordinates of a segment; the actual number is at most twice this. A segment fits
@@ -42,7 +40,7 @@ def segment_size(packing: Packing, bucket_size: int) -> int:
     """Return the coordinates of a segment: whole words of each lane, whole buckets if possible."""
     unit = BLOCK
     if packing.digits > 1:
-        unit = row_coordinates(packing.digits) * (32 // math.gcd(32, packing.width))
+        unit = LANES * packing.digits * (32 // math.gcd(32, packing.width))
     both = math.lcm(unit, bucket_size)
     step = both if both <= 2 * SEGMENT else unit
     return max(1, SEGMENT // step) * step

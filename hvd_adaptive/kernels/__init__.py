@@ -9,19 +9,20 @@ no Numba.
 
 from __future__ import annotations
 
+import contextlib
 import functools
+import gc
 import importlib
 import importlib.util
 import logging
+from collections.abc import Iterator
 from types import ModuleType
 
 import torch
 
-from hvd_adaptive.kernels.no_gc import no_gc
-
 # The fast backends of each subject; ``reference`` serves all of them.
 SUBJECTS: dict[str, tuple[str, ...]] = {
-    "tables": ("numba", "triton"),  # level tables, norms, histograms
+    "tables": ("numba", "triton"),  # level tables, norms, histograms, variances
     "bucket": ("numba", "triton"),  # codes of buckets that have levels of their own
     "levels": ("numba", "triton"),  # levels of a bucket
     "onebit": ("numba",),
@@ -29,13 +30,11 @@ SUBJECTS: dict[str, tuple[str, ...]] = {
     "qcs": ("numba",),
     "eden": ("numba", "triton"),  # rotation and rounding of EDEN
     "sparse": ("numba",),  # bodies of SparseSGD
-    "ecdq": ("numba",),  # dithered quantisation
-    "dithered": ("numba",),  # bodies of ECDQ
+    "ecdq": ("numba",),  # dithered quantisation and its bodies
     "zeros": ("numba",),  # places of exact zeros
     "checksum": ("numba", "triton"),
     "codes": ("numba", "triton"),  # bare codes to words and back
     "uniforms": ("triton",),  # random integers
-    "variance": ("numba",),  # variance that rounding adds
     "huffman": ("numba",),  # NumPy arrays to prefix codes and back
     "elias": ("numba",),  # NumPy arrays to Elias codes and back
 }
@@ -78,3 +77,20 @@ def _has_triton() -> bool:
             "triton is not installed: tensors on a GPU are encoded by plain torch, which is slow"
         )
     return found
+
+
+@contextlib.contextmanager
+def no_gc() -> Iterator[None]:
+    """Collect no garbage within the block.
+
+    Imports make many objects, all of which stay, so that Python collects again and again. In a
+    process with torch a full collection takes longer than loading a kernel.
+    """
+    if not gc.isenabled():
+        yield
+        return
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.enable()

@@ -1,6 +1,10 @@
-"""Define numbers that the kernels of all backends share."""
+"""Define numbers that the kernels of all backends share, and the record of a part of a checksum."""
 
 from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
 
 MASK32 = 0xFFFFFFFF
 
@@ -30,3 +34,19 @@ TOLERANCE, NEGLIGIBLE = 0.01, 1e-12
 # sizes make the first step.
 START_LOW, START_HIGH = -0.42, 0.27
 MOST_PASSES = 64
+
+
+@dataclass(frozen=True)
+class BlockSums:
+    """Hold sums of some blocks of a body that an encoder computed while they lay in the cache.
+
+    size: of the body, in bytes, for ``body[:sums]``.  sums: uint32 (CHECK_LANES,).
+    summed: int64 (2 k,): the first block and the end of each of k ascending runs of blocks.
+    """
+
+    size: int
+    sums: np.ndarray
+    summed: np.ndarray
+
+    def __index__(self) -> int:
+        return self.size

@@ -1,4 +1,4 @@
-"""Define what the kernels of dithered payloads share: the body's layout, and the buckets' steps.
+"""Write and read bodies of dithered payloads by a backend's kernels, several segments at a time.
 
 The body is little-endian: u32 ``kind``; float32 steps, one for each bucket; then, if kind is CODED,
 two u32 for each segment of SEGMENT coordinates, the ends of its codes and of its escaped integers,
@@ -11,14 +11,19 @@ If the codes would be longer, kind is the bytes of an integer, and all integers 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import itertools
+from collections.abc import Iterator, Sequence
+from types import ModuleType
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import torch
 
 from hvd_adaptive.base.errors import PayloadError
+from hvd_adaptive.kernels import on_host
+from hvd_adaptive.kernels.constants import LAST_END
 from hvd_adaptive.kernels.prefix_tables import PrefixTables
+from hvd_adaptive.kernels.threads import mapped
 
 # Runs of symbols stay in the second-level cache; 64 bits for each segment do not count.
 SEGMENT = 1 << 16
@@ -77,7 +82,162 @@ def step_factors(coordinates: int, bucket_size: int, delta: float) -> np.ndarray
     return (delta / np.sqrt(np.array([bucket_size, max(rest, 1)], float))).astype(np.float32)
 
 
-def opened(
+def encode_body(
+    kernels: ModuleType,
+    flat: torch.Tensor,
+    bucket_size: int,
+    code: Code,
+    key: int,
+    width: int,
+    body: torch.Tensor,
+    segment: int = SEGMENT,
+) -> int:
+    """Quantise ``flat`` (float32, (n,)) into ``body`` (uint8, most_bytes); return how many bytes
+    are used. Tensors are on the host.
+
+    kernels: of subject "ecdq". bucket_size: at most n. width: the bytes of an integer; every
+    integer fits into them. segment: in coordinates.
+    """
+    if not flat.numel():
+        body.zero_()
+        return body.numel()
+    out = body.numpy()
+    steps = kernels.bucket_steps(flat, bucket_size, code.delta)
+    at = head_bytes(flat.numel(), bucket_size)
+    out[4:at].view("<f4")[:] = steps.numpy()
+    whole = Stretch(steps, bucket_size, key, 0, flat.numel())
+    kind, used = CODED, _encode_segments(kernels, flat, whole, code, out[at:], segment)
+    if used is None:
+        q = kernels.quantize(flat, steps, bucket_size, key)
+        kind, used = width, width * flat.numel()
+        out[at : at + used].view(WIDTHS[width])[:] = q.numpy()
+    out[:4].view("<u4")[0] = kind
+    return at + used
+
+
+def add_bodies(
+    kernels: ModuleType,
+    bodies: Sequence[torch.Tensor],
+    bucket_size: int,
+    code: Code,
+    keys: Sequence[int],
+    width: int,
+    out: torch.Tensor,
+    segment: int = SEGMENT,
+) -> None:
+    """Add the values of ``bodies`` to ``out`` (float32, (n,)) in order.
+
+    Raise PayloadError if a body is not valid; ``out`` is then of no use.
+
+    bodies: uint8, followed by up to 7 bytes of padding, which must be 0.
+    """
+    for body, key in zip(bodies, keys, strict=True):
+        sent, coded, q = _opened(body.numpy(), bucket_size, width, out.numel())
+        steps = torch.from_numpy(sent)
+        if coded is None:
+            kernels.add(torch.from_numpy(q), steps, bucket_size, key, out)
+        else:
+            whole = Stretch(steps, bucket_size, key, 0, out.numel())
+            _add_segments(kernels, coded, whole, code, out, segment)
+
+
+def _encode_segments(
+    kernels: ModuleType,
+    flat: torch.Tensor,
+    whole: Stretch,
+    code: Code,
+    out: np.ndarray,
+    segment: int,
+) -> int | None:
+    """Fill ``out`` (uint8) with ends and segments; return None if they do not fit."""
+    begins, huffman = range(0, whole.end, segment), on_host("huffman")
+    head = 8 * len(begins)
+    if head > out.size:
+        return None
+    out = out[: head + LAST_END]
+
+    def coded(share: range) -> list[np.ndarray]:
+        """Return codes and escapes of some segments, one after another."""
+        most = min(segment, whole.end)
+        splitter = kernels.Splitter(most, len(code.books), code.most, code.dtype)
+        room = np.empty(huffman.most_bytes(most), np.uint8)
+        coded_parts: list[np.ndarray] = []
+        size = 0
+        for begin in share:
+            runs, escaped = splitter(flat, _part(whole, begin, segment))
+            bits = 0
+            for run, book in zip(runs, code.books, strict=True):
+                bits = huffman.encode(run, book, room, bits)
+            escapes = kernels.put_numbers(escaped, code.most)
+            coded_parts += [room[: -(-bits // 8)].copy(), escapes]
+            size += coded_parts[-2].size + escapes.size
+            if size > out.size:  # The segments do not fit: stop.
+                break
+        return coded_parts
+
+    shares = _shares(begins)
+    of_shares: Iterator[list[np.ndarray]] = mapped(coded, shares, len(shares))
+    parts = list(itertools.chain.from_iterable(of_shares))
+    ends = np.cumsum([part.size for part in parts], dtype=np.int64)
+    if len(parts) < 2 * len(begins) or head + ends[-1] > out.size:
+        return None
+    out[:head].view("<u4")[:] = ends
+    used = head + int(ends[-1])
+    np.concatenate(parts, out=out[head:used])
+    return used
+
+
+def _add_segments(
+    kernels: ModuleType,
+    data: np.ndarray,
+    whole: Stretch,
+    code: Code,
+    out: torch.Tensor,
+    segment: int,
+) -> None:
+    begins = range(0, whole.end, segment)
+    ends, data = _checked_ends(data, len(begins))
+
+    def add_share(share: range) -> None:
+        runs: np.ndarray = np.empty((len(code.books), min(segment, whole.end)), code.dtype)
+        for begin in share:
+            index, where = begin // segment, _part(whole, begin, segment)
+            start, middle, stop = ends[2 * index : 2 * index + 3].tolist()
+            escaped = kernels.numbers(data[middle:stop], code.most)
+            counts = kernels.counts(where, len(runs)).tolist()
+            good = escaped is not None and _read(data[start:middle], code, counts, runs)
+            if not (good and kernels.add_runs(runs, escaped, where, code.most, out)):
+                raise PayloadError(f"payload's segment {index} is corrupt")
+
+    shares = _shares(begins)
+    for _ in mapped(add_share, shares, len(shares)):
+        pass
+
+
+def _part(whole: Stretch, begin: int, segment: int) -> Stretch:
+    return whole._replace(begin=begin, end=min(begin + segment, whole.end))
+
+
+def _shares(begins: range) -> list[range]:
+    """Divide segments into runs of neighbours, one for each of torch's threads; use all threads."""
+    threads = max(1, min(torch.get_num_threads(), len(begins)))
+    cuts = [len(begins) * thread // threads for thread in range(threads + 1)]
+    return [begins[a:b] for a, b in itertools.pairwise(cuts)]
+
+
+def _read(data: np.ndarray, code: Code, counts: list[int], runs: np.ndarray) -> bool:
+    """Fill the rows of ``runs`` with so many symbols each; return whether all the data were used
+    and the bits that fill the last byte are 0.
+    """
+    bits = 0
+    for row, count, book in zip(runs, counts, code.books, strict=True):
+        bits = on_host("huffman").decode(data, bits, book, row[:count])
+        if bits < 0:
+            return False
+    return -(-bits // 8) == data.size and (bits % 8 == 0 or data[-1] >> (bits % 8) == 0)
+
+
+def _opened(
     data: np.ndarray, bucket_size: int, width: int, coordinates: int
 ) -> tuple[np.ndarray, np.ndarray | None, np.ndarray]:
     """Return the steps of a body (uint8), its segments (uint8; None if it is not coded), and its
@@ -93,11 +253,11 @@ def opened(
         return steps, data[at:], np.empty(0, np.int32)
     if kind != width:
         raise PayloadError(f"payload's body is of kind {kind}, not {CODED} or {width}")
-    check_end(data[at:], width * coordinates)
+    _check_end(data[at:], width * coordinates)
     return steps, None, data[at : at + width * coordinates].view(WIDTHS[width]).astype(np.int32)
 
 
-def checked_ends(data: np.ndarray, segments: int) -> tuple[np.ndarray, np.ndarray]:
+def _checked_ends(data: np.ndarray, segments: int) -> tuple[np.ndarray, np.ndarray]:
     """Return 0 and the ends (int64) of codes and escapes, and the data behind these numbers. Raise
     PayloadError if they do not fit each other.
     """
@@ -107,16 +267,11 @@ def checked_ends(data: np.ndarray, segments: int) -> tuple[np.ndarray, np.ndarra
     ends = np.concatenate([[0], data[:head].view("<u4").astype(np.int64)])
     if np.any(np.diff(ends) < 0):
         raise PayloadError("payload's segments have impossible ends")
-    check_end(data[head:], int(ends[-1]))
+    _check_end(data[head:], int(ends[-1]))
     return ends, data[head:]
 
 
-def check_end(data: np.ndarray, size: int) -> None:
+def _check_end(data: np.ndarray, size: int) -> None:
     """Raise PayloadError unless ``size`` bytes and up to 7 zeros are all of ``data``."""
     if not 0 <= data.size - size <= 7 or np.any(data[size:]):
         raise PayloadError(f"payload's body goes on for {data.size - size} bytes behind its end")
-
-
-def corrupt_segment(index: int) -> PayloadError:
-    """Return the error for a segment that cannot be read."""
-    return PayloadError(f"payload's segment {index} is corrupt")

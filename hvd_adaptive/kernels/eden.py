@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
+from hvd_adaptive.kernels import hadamard
 from hvd_adaptive.kernels.constants import SMALLEST_NORM
 from hvd_adaptive.kernels.random import Inside, stream_key
 
@@ -94,6 +95,22 @@ def block_order(length: int) -> int:
 def root_of(length: int) -> float:
     """Return the factor of H, which is 1 where H is applied in two parts, each with its own."""
     return length**-0.5 if block_order(length) == length else 1.0
+
+
+def rotate(y: torch.Tensor, back: bool) -> None:
+    """Multiply rows by H in place, without its factor, if their length is a power of two.
+
+    Otherwise H m**-0.5 of the largest power of two m is applied to the first m coordinates, then to
+    the last m; if ``back``, the other way round, which inverts it.
+    """
+    length = y.shape[1]
+    m = block_order(length)
+    if m == length:
+        y.copy_(hadamard.transform(y, m))
+        return
+    parts = [y[:, :m], y[:, length - m :]]
+    for part in reversed(parts) if back else parts:
+        part.copy_(hadamard.transform(part, m) * m**-0.5)
 
 
 def power_of(largest: torch.Tensor) -> torch.Tensor:

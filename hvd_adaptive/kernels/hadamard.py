@@ -23,7 +23,7 @@ _WILLIAMSON_25 = (0b1111010100110, 0b1000011101100, 0b1111010100110, 0b011110001
 
 
 def is_order(size: int) -> bool:
-    """Return whether ``matrix(size)`` exists."""
+    """Return whether there is a matrix of this order."""
     return size in _BASE_OF or (0 < size <= LARGEST and size & (size - 1) == 0)
 
 
@@ -48,11 +48,6 @@ def kept(order: int, rows: int) -> int:
     return size
 
 
-def matrix(order: int) -> np.ndarray:
-    """Return the Hadamard matrix H: int8 (order, order), entries ±1, H Hᵀ = order * I."""
-    return np.kron(_sylvester(order // base_order(order)), base(base_order(order)))
-
-
 @functools.cache
 def base(order: int) -> np.ndarray:
     """Return B of order 1, 12, 20, 36 or 100: int8, read-only."""
@@ -65,13 +60,6 @@ def base(order: int) -> np.ndarray:
     }[order]
     result = build().astype(np.int8)
     result.flags.writeable = False
-    return result
-
-
-def _sylvester(order: int) -> np.ndarray:
-    result = np.ones((1, 1), np.int8)
-    while len(result) < order:
-        result = np.kron(np.array([[1, 1], [1, -1]], np.int8), result)
     return result
 
 

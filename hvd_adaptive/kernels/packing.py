@@ -1,4 +1,18 @@
-"""Choose how the codes of an alphabet are packed: whole bits each, or several codes per number."""
+"""Define how codes are packed into 32-bit words: whole bits each, or several in one number.
+
+The loops are in the backends. Codes are packed in 16 lanes, so that as many vector lanes work in
+parallel. Each lane is a little-endian stream of units, one for each row k, from bit ``k width`` on,
+cut into 32-bit words; word w of lane l is word ``16 w + l``.
+
+Fixed width b: blocks of 512 coordinates have streams of their own. Coordinate ``i`` of a block is
+in quarter ``q = i // 128``, row ``k = i % 128 // 16`` and lane ``i % 16``. A unit is a row's codes
+in the four quarters, 4 b bits: quarter q is at bit ``q b`` of the unit. A last, partial block has
+``ceil(rest / 64)`` rows, quarters of that many rows, and the fewest words that hold them.
+
+Radix: a unit of ``digits`` codes of an alphabet A is sum_t code_t A**t, a number of ``width`` bits:
+20 ternary codes fill 32 bits, 12 of base 5 fill 28, 11 of base 7 fill 31. Code ``t`` of lane ``l``
+of row ``k`` is coordinate ``(digits k + t) 16 + l``. Codes after the last coordinate are 0.
+"""
 
 from __future__ import annotations
 
@@ -9,8 +23,12 @@ from typing import NamedTuple
 
 import torch
 
-from hvd_adaptive.kernels import fixed, radix
-
+BLOCK = 512
+LANES = 16
+QUARTERS = 4
+ROWS = 8
+# Number of coordinates of a quarter of a block.
+QUARTER = ROWS * LANES
 # Codes share a number if whole bits per code exceed log2 of the alphabet by more than this factor.
 ROOM = 1.03
 
@@ -18,7 +36,7 @@ ROOM = 1.03
 class Packing(NamedTuple):
     """Pack ``digits`` codes into a unit of ``width`` bits: alphabet**digits <= 2**width.
 
-    digits = 1 is fixed width (fixed.py), more is radix packing (radix.py).
+    digits = 1 is fixed width, more is radix packing.
     """
 
     alphabet: int
@@ -33,8 +51,16 @@ class Packing(NamedTuple):
     def words(self, coordinates: int) -> int:
         """Return the 32-bit words that ``coordinates`` codes occupy."""
         if self.digits == 1:
-            return fixed.packed_words(coordinates, self.width)
-        return radix.packed_words(coordinates, self.digits, self.width)
+            blocks, rest = divmod(coordinates, BLOCK)
+            tail = -(-partial_rows(rest) * QUARTERS * self.width // 32)
+            return (blocks * self.width + tail) * LANES
+        rows = -(-coordinates // (LANES * self.digits))
+        return LANES * -(-rows * self.width // 32)
+
+
+def partial_rows(rest: int) -> int:
+    """Return the rows of a partial block of ``rest`` coordinates."""
+    return -(-rest // (QUARTERS * LANES))
 
 
 @functools.cache

@@ -6,6 +6,7 @@ coding/prefix_code.py describes and builds such a code.
 from __future__ import annotations
 
 import functools
+import itertools
 from dataclasses import dataclass
 
 import numpy as np
@@ -55,20 +56,16 @@ class PrefixTables:
         """Return the symbols of all leaves end to end (uint16), and the place at which each leaf's
         begin (int64, (leaves + 1,)).
         """
-        inner, alphabet = np.nonzero(self.children < 0)
-        leaf = -1 - self.children[inner, alphabet].astype(np.int64)
-        node, symbol = np.empty_like(leaf), np.empty_like(leaf)
-        node[leaf], symbol[leaf] = inner, alphabet
-        starts = np.concatenate([[0], np.cumsum(self._depths[node] + 1)])
-        pool = np.empty(starts[-1], np.uint16)
-        at, rest = starts[1:] - 1, np.arange(node.size)
-        while rest.size:
-            pool[at[rest]] = symbol[rest]
-            at[rest] -= 1
-            rest = rest[node[rest] > 0]
-            symbol[rest] = self._branch[node[rest]]
-            node[rest] = self._parent[node[rest]]
-        return pool, starts
+        before: list[tuple[int, ...]] = [() for _ in self.children]
+        found: list[tuple[int, ...]] = [() for _ in self.lengths]
+        for node, branches in enumerate(self.children.tolist()):
+            for symbol, branch in enumerate(branches):
+                if branch > 0:
+                    before[branch] = (*before[node], symbol)
+                else:
+                    found[-1 - branch] = (*before[node], symbol)
+        starts = np.cumsum([0, *map(len, found)], dtype=np.int64)
+        return np.array(list(itertools.chain.from_iterable(found)), np.uint16), starts
 
     @functools.cached_property
     def steps(self) -> np.ndarray:
@@ -131,11 +128,6 @@ class PrefixTables:
         return self._pools[np.dtype(dtype).itemsize]
 
     @functools.cached_property
-    def longest_copy(self) -> int:
-        """Return the most symbols that a look-up gives."""
-        return max(self.longest_block, QUICK_BITS)
-
-    @functools.cached_property
     def longest_block(self) -> int:
         """Return the number of symbols of the longest block."""
         return int(np.diff(self.blocks[1]).max())
@@ -193,14 +185,6 @@ class PrefixTables:
         node, symbol = np.nonzero(self.children > 0)
         branch[self.children[node, symbol]] = symbol
         return branch
-
-    @functools.cached_property
-    def _depths(self) -> np.ndarray:
-        """Return the number of symbols before each inner node."""
-        depths = np.zeros(len(self.children), np.int64)
-        for node, parent in enumerate(self._parent[1:].tolist(), 1):
-            depths[node] = depths[parent] + 1
-        return depths
 
 
 def _reversed(values: np.ndarray, width: int) -> np.ndarray:

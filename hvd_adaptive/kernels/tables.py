@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
+from hvd_adaptive.base.device import from_host
 from hvd_adaptive.kernels.packing import Packing, packing_of
 
 # A uniform number is an integer k below 2**24 and means (k + 1/2) / 2**24: the gaps carry the
@@ -135,6 +136,40 @@ def padded_values(values: torch.Tensor, packing: Packing) -> torch.Tensor:
 def interval_ends(table: KernelTable) -> np.ndarray:
     """Return the ends of the intervals between the levels around r, ascending: float32."""
     return np.append(table.lower, np.float32(1))
+
+
+def variances(
+    flat: torch.Tensor, norms: torch.Tensor, bucket_size: int, table: KernelTable
+) -> torch.Tensor:
+    """Return the variance of each bucket of ``flat`` (float32, (n,)): float64 (buckets,).
+
+    A bucket's variance is the sum over its coordinates of (u - r)(r - l), the variance of rounding
+    r = abs(v)/norm to its neighbours l <= r <= u without bias (ALQ paper, Eqs 1, 2), in units of
+    the squared norm. It is 0 if the norm is 0, NaN if the norm is NaN. The function does not wait
+    for the result. norms: float32 (buckets,).
+
+    Kernels for CPU tensors compute the same sums in the same order: ranks choose bits by them
+    (codec/second_stage.py), and must choose alike.
+    """
+    ends = _ends(table, flat.device)
+    padded = flat.new_zeros(len(norms) * bucket_size)
+    padded[: flat.numel()] = flat
+    inverse = 1 / norms.to(torch.float64)[:, None]
+    r = (padded.view(len(norms), bucket_size).abs() * inverse).clamp(max=1)
+    r = r.to(torch.float32).to(torch.float64)
+    index = torch.bucketize(r, ends[1:-1])
+    variance = (ends[index + 1] - r) * (r - ends[index])
+    # The last bucket may be shorter than its padded length.
+    places = torch.arange(padded.numel(), device=flat.device).view(r.shape)
+    variance = torch.where(places < flat.numel(), variance, 0.0)
+    # On the host a cumulative sum adds one term after the other. On a GPU it is not deterministic.
+    total = variance.cumsum(dim=1)[:, -1] if flat.device.type == "cpu" else variance.sum(dim=1)
+    return torch.where(norms == 0, 0.0, total)
+
+
+@functools.lru_cache(maxsize=64)
+def _ends(table: KernelTable, device: torch.device) -> torch.Tensor:
+    return from_host(torch.from_numpy(interval_ends(table)).to(torch.float64), device)
 
 
 def _is_uniform(magnitudes: np.ndarray, symmetric: bool) -> bool:

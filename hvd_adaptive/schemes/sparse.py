@@ -13,7 +13,7 @@ from hvd_adaptive.base.checks import is_real
 from hvd_adaptive.codec.codec import Codec
 from hvd_adaptive.compressor import GradientCompressor
 from hvd_adaptive.kernels import sparse
-from hvd_adaptive.kernels.rice import most_words, rice_parameter
+from hvd_adaptive.kernels.sparse import most_words, rice_parameter
 from hvd_adaptive.settings import Settings
 
 if TYPE_CHECKING:

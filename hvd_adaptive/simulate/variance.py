@@ -74,8 +74,7 @@ def quantization_error(scheme: GradientCompressor | Codec, flat: torch.Tensor) -
         lost = clipped.double() - flat.double()
     norms = ops.bucket_norms(clipped, bucket, codec.norm)
     # NaN for a non-finite bucket.
-    exact = kernels.for_device(flat.device, "variance").variances
-    of_buckets = exact(clipped, norms, bucket, codec.table.kernel)
+    of_buckets = ops.variances(clipped, norms, bucket, codec.table.kernel)
     variance = float((of_buckets * norms.double().square()).sum())
     return QuantizationError(variance, float(of_buckets.sum()), lost)
 

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import numpy as np
+import scipy.linalg
 import torch
 
+from hvd_adaptive.kernels import hadamard
 from hvd_adaptive.kernels.tables import kernel_table
 
 
@@ -107,3 +109,9 @@ def same_bits(a: torch.Tensor, b: torch.Tensor) -> bool:
     nan_x, nan_y = np.isnan(x), np.isnan(y)
     x[nan_x], y[nan_y] = 1.5, 1.5
     return np.array_equal(nan_x, nan_y) and x.dtype == y.dtype and x.tobytes() == y.tobytes()
+
+
+def hadamard_matrix(order: int) -> np.ndarray:
+    """Sylvester's matrix times a base, as kernels/hadamard.py says."""
+    base = hadamard.base_order(order)
+    return np.kron(scipy.linalg.hadamard(order // base, np.int8), hadamard.base(base))

@@ -64,7 +64,7 @@ def uniform_integers(stream: int, bucket: int, count: int) -> list[int]:
 
 
 def pack(codes: list[int], bits: int) -> list[int]:
-    """Bit by bit, as the docstring of kernels/fixed.py says; unsigned 32-bit words."""
+    """Bit by bit, as the docstring of kernels/packing.py says; unsigned 32-bit words."""
     words: list[int] = []
     for begin in range(0, len(codes), 512):
         block = codes[begin : begin + 512]
@@ -96,7 +96,7 @@ UNITS = {
 
 
 def pack_radix(codes: list[int], alphabet: int) -> list[int]:
-    """As the docstring of kernels/radix.py says, with Python's integers of any size."""
+    """As the docstring of kernels/packing.py says, with Python's integers of any size."""
     digits, width = UNITS[alphabet]
     rows = -(-len(codes) // (16 * digits))
     padded = codes + [0] * (rows * 16 * digits - len(codes))

@@ -1,4 +1,4 @@
-"""Read, write and search words of 64 bits, as bit streams need them, in Numba."""
+"""Read, write and search streams of bits in Numba."""
 
 from __future__ import annotations
 
@@ -7,15 +7,13 @@ import numpy as np
 from llvmlite import ir
 
 from hvd_adaptive.kernels.numba.jit import inline
+from hvd_adaptive.kernels.numba.lanes import LONG, emitted
 
-_WORD = ir.IntType(64)
 
-
-def _address(context, builder, array_type, array, at):
+def _address(lanes, array, at):
     """Return the address of byte ``at`` of an array of bytes."""
-    data = context.make_array(array_type)(context, builder, array).data
-    start = builder.bitcast(data, ir.IntType(8).as_pointer())
-    return builder.bitcast(builder.gep(start, [at]), _WORD.as_pointer())
+    start = lanes.builder.bitcast(array.data, ir.IntType(8).as_pointer())
+    return lanes.builder.bitcast(lanes.builder.gep(start, [at]), LONG.as_pointer())
 
 
 @numba.extending.intrinsic
@@ -24,23 +22,20 @@ def load64(typingctx, array, at):
     The caller guarantees that these bytes exist.
     """
 
-    def codegen(context, builder, signature, args):
-        address = _address(context, builder, signature.args[0], args[0], args[1])
-        return builder.load(address, align=1)
+    def emit(lanes, args, data):
+        return lanes.builder.load(_address(lanes, data, args[1]), align=1)
 
-    return numba.types.uint64(array, numba.types.int64), codegen
+    return emitted(numba.types.uint64(array, numba.types.int64), emit, 0)
 
 
 @numba.extending.intrinsic
 def store64(typingctx, array, at, value):
     """Write a uint64 at byte ``at`` (int64) of a contiguous uint8 array; see ``load64``."""
 
-    def codegen(context, builder, signature, args):
-        address = _address(context, builder, signature.args[0], args[0], args[1])
-        builder.store(args[2], address, align=1)
-        return context.get_dummy_value()
+    def emit(lanes, args, data):
+        lanes.builder.store(args[2], _address(lanes, data, args[1]), align=1)
 
-    return numba.types.void(array, numba.types.int64, numba.types.uint64), codegen
+    return emitted(numba.types.void(array, numba.types.int64, numba.types.uint64), emit, 0)
 
 
 @numba.extending.intrinsic
@@ -79,3 +74,26 @@ def next_one(words, at):
     while word < words.size and words[word] == 0:
         word += 1
     return bits if word >= words.size else (word << shift) + lowest_one(np.uint64(words[word]))
+
+
+@inline
+def put_bits(words, log, at, value, width):
+    """Put ``value`` at bit ``at`` of words of 2**log bits that are still zero there. It has
+    ``width`` bits: at most 32 for words of 32 bits, fewer than 64 for others.
+    """
+    word, shift, value = at >> log, at & ((1 << log) - 1), np.uint64(value)
+    words[word] |= words.dtype.type(np.uint64(value << np.uint64(shift)))
+    if shift + width > 1 << log:
+        words[word + 1] |= words.dtype.type(np.uint64(value >> np.uint64((1 << log) - shift)))
+
+
+@inline
+def bits_at(words, log, at, width):
+    """Return the ``width`` bits at bit ``at`` (see ``put_bits``); the caller guarantees that they
+    exist.
+    """
+    word, shift = at >> log, at & ((1 << log) - 1)
+    value = np.uint64(np.uint64(words[word]) >> np.uint64(shift))
+    if shift + width > 1 << log:
+        value |= np.uint64(np.uint64(words[word + 1]) << np.uint64((1 << log) - shift))
+    return np.int64(value & np.uint64((np.uint64(1) << np.uint64(width)) - np.uint64(1)))

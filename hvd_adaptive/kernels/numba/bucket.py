@@ -8,13 +8,11 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 
-from hvd_adaptive.base.device import HOST
-from hvd_adaptive.kernels.fixed import QUARTER
+from hvd_adaptive.kernels.numba.codes import chunk_size, store_fixed, store_units
 from hvd_adaptive.kernels.numba.decoder import make_decoder
-from hvd_adaptive.kernels.numba.encoder import chunk_size, store_fixed, store_units
 from hvd_adaptive.kernels.numba.jit import inline, jit
 from hvd_adaptive.kernels.numba.random import STEPS, bucket_key, counter_of, uniform24
-from hvd_adaptive.kernels.packing import Packing, check_sections, packing_of
+from hvd_adaptive.kernels.packing import LANES, Packing, check_sections, packing_of
 from hvd_adaptive.kernels.tables import padded_values
 
 _UNIT = np.float32(2.0**-24)
@@ -55,19 +53,6 @@ def decode_add(
 
 
 _decoder = functools.cache(make_decoder)
-
-
-def warm(alphabet: int) -> None:
-    """Compile the kernels of an alphabet into Numba's cache."""
-    flat, levels = (
-        torch.linspace(-1, 1, 300, **HOST),
-        torch.linspace(-1, 1, alphabet, **HOST).view(1, -1),
-    )
-    words = torch.empty(packing_of(alphabet).words(300), dtype=torch.int32, device="cpu")
-    round_codes(flat, levels, words, 300, 0)
-    decode_add([(levels, words)], 300, 1.0, torch.zeros(300, **HOST))
-    if alphabet == 2:
-        cut_codes(flat, torch.zeros(1, **HOST), words, 300)
 
 
 @inline
@@ -143,7 +128,7 @@ def _rounder(packing: Packing):
 
     @jit
     def round_codes(x, levels, words, bucket_size, stream):
-        codes, rows = np.empty(chunk, np.uint32), np.empty(QUARTER, np.uint32)
+        codes, units = np.empty(chunk, np.uint32), np.empty(LANES, np.uint32)
         us, cell = np.empty(chunk, np.float32), np.empty(1, np.float32)
         base, gap = np.empty(room, np.float32), np.empty(room, np.float32)
         ladder = np.empty(room + 1, np.uint32)
@@ -171,9 +156,11 @@ def _rounder(packing: Packing):
                     index = (stop - 1) // chunk
                     rest = stop - index * chunk
                     if digits > 1:
-                        store_units(codes, index, rest, chunk, alphabet, digits, width, rows, words)
+                        store_units(
+                            codes, index, rest, chunk, alphabet, digits, width, units, words
+                        )
                     else:
-                        store_fixed(codes, index, rest, width, rows, words)
+                        store_fixed(codes, index, rest, width, units, words)
                 i = stop
 
     return round_codes
@@ -186,7 +173,7 @@ def _cutter(packing: Packing):
 
     @jit
     def cut_codes(x, cuts, words, bucket_size):
-        codes, rows = np.empty(chunk, np.uint32), np.empty(QUARTER, np.uint32)
+        codes, units = np.empty(chunk, np.uint32), np.empty(LANES, np.uint32)
         for index in range((x.size + chunk - 1) // chunk):
             begin = index * chunk
             end = min(x.size, begin + chunk)
@@ -200,8 +187,8 @@ def _cutter(packing: Packing):
                 i = stop
             rest = end - begin
             if digits > 1:
-                store_units(codes, index, rest, chunk, alphabet, digits, width, rows, words)
+                store_units(codes, index, rest, chunk, alphabet, digits, width, units, words)
             else:
-                store_fixed(codes, index, rest, width, rows, words)
+                store_fixed(codes, index, rest, width, units, words)
 
     return cut_codes

@@ -9,7 +9,6 @@ import torch
 from numba.core import cgutils, types
 from numba.extending import intrinsic
 
-from hvd_adaptive.kernels.block_sums import BlockSums
 from hvd_adaptive.kernels.constants import (
     CHECK_A,
     CHECK_B,
@@ -17,9 +16,10 @@ from hvd_adaptive.kernels.constants import (
     CHECK_LANES,
     CHECKSUM_AT,
     HEADER_BYTES,
+    BlockSums,
 )
 from hvd_adaptive.kernels.numba.jit import inline, jit
-from hvd_adaptive.kernels.numba.lanes import INTS, LONG, WIDTH, Lanes, arrays_of
+from hvd_adaptive.kernels.numba.lanes import INTS, LONG, WIDTH, emitted
 
 _A, _B = np.uint32(CHECK_A), np.uint32(CHECK_B)
 _HEADER, _PLACE = HEADER_BYTES // 4, CHECKSUM_AT // 4
@@ -51,27 +51,22 @@ def checksum(words: torch.Tensor, seed: int) -> int:
 @intrinsic
 def _rows_hashed(typingctx, words, rows, start, lanes):
     """Set ``lanes`` (uint32, 64) to the hash of ``rows`` rows of 64 words, from ``start``."""
-    signature = types.void(words, types.int64, types.uint32, lanes)
 
-    def codegen(context, builder, signature, args):
-        source, target = (
-            array.data for array in arrays_of(context, builder, signature, args, 0, 3)
-        )
-        ops, places = Lanes(builder), range(0, CHECK_LANES, WIDTH)
+    def emit(ops, args, source, target):
+        builder, places = ops.builder, range(0, CHECK_LANES, WIDTH)
         begun = ops.spread(args[2])
         cells = [cgutils.alloca_once_value(builder, begun) for _ in places]
         end = builder.mul(args[1], LONG(CHECK_LANES))
         with cgutils.for_range_slice(builder, LONG(0), end, LONG(CHECK_LANES), LONG) as (at, _):
             for place, cell in zip(places, cells, strict=True):
-                word = ops.load(source, builder.add(at, LONG(place)), INTS)
+                word = ops.load(source.data, builder.add(at, LONG(place)), INTS)
                 s = builder.add(builder.load(cell), builder.mul(word, ops.integers(CHECK_B)))
                 s = builder.or_(ops.shifted(s, 13), ops.shifted(s, -19))
                 builder.store(builder.mul(s, ops.integers(CHECK_A)), cell)
         for place, cell in zip(places, cells, strict=True):
-            ops.store(builder.load(cell), target, LONG(place))
-        return context.get_dummy_value()
+            ops.store(builder.load(cell), target.data, LONG(place))
 
-    return signature, codegen
+    return emitted(types.void(words, types.int64, types.uint32, lanes), emit, 0, 3)
 
 
 @inline

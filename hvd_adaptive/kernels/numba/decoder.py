@@ -5,33 +5,12 @@ from __future__ import annotations
 import numba
 import numpy as np
 
-from hvd_adaptive.kernels.fixed import LANES, QUARTER, QUARTERS, ROWS
-from hvd_adaptive.kernels.numba.encoder import chunk_size
+from hvd_adaptive.kernels.numba.codes import chunk_size, load_fixed, load_units
 from hvd_adaptive.kernels.numba.jit import inline, jit
-from hvd_adaptive.kernels.numba.pack import load_block
 from hvd_adaptive.kernels.numba.permute import add_permuted
-from hvd_adaptive.kernels.numba.radix import load_row
 from hvd_adaptive.kernels.packing import Packing
 
 _ONE = np.float32(1)
-
-
-@inline
-def _row(index, width, words, lane):
-    """Return row ``index`` of a lane: ``width`` bits that may straddle two words."""
-    word, shift = (index * width) // 32, (index * width) % 32
-    row = np.uint32(words[word * LANES + lane] >> np.uint32(shift))
-    if shift + width > 32:
-        row |= np.uint32(words[(word + 1) * LANES + lane] << np.uint32(32 - shift))
-    return np.uint32(row & np.uint32(0xFFFFFFFF >> (32 - width)))
-
-
-@inline
-def _load_partial(words, count, bits, rows):
-    """Cut the last ``count`` < 8 rows of a payload into rows of 4 * bits bits."""
-    for row in range(count):
-        for lane in range(LANES):
-            rows[row * LANES + lane] = _row(row, QUARTERS * bits, words, lane)
 
 
 @inline
@@ -91,47 +70,6 @@ def scale_by(factor, target):
         target[j] *= factor
 
 
-@inline
-def load_units(words, index, rest, chunk, alphabet, digits, width, codes):
-    """Invert ``store_units``."""
-    row = LANES * digits
-    first = index * (chunk // row)
-    for k in range((rest + row - 1) // row):
-        load_row(
-            words,
-            first + k,
-            codes[k * row :],
-            numba.literally(alphabet),
-            numba.literally(digits),
-            numba.literally(width),
-        )
-
-
-@inline
-def load_fixed(words, index, rest, width, rows, codes):
-    """Invert ``store_fixed``."""
-    block = words[index * width * LANES :]
-    if rest > (ROWS - 1) * QUARTERS * LANES:
-        load_block(block, codes, numba.literally(width))
-    else:
-        load_tail(block, rest, width, rows, codes)
-
-
-@inline
-def load_tail(block, rest, width, rows, codes):
-    """Invert ``encoder.store_tail``, of less than 8 rows."""
-    mask = np.uint32((1 << width) - 1)
-    count = (rest + QUARTERS * LANES - 1) // (QUARTERS * LANES)
-    quarter = count * LANES
-    _load_partial(block, count, width, rows)
-    for i in range(quarter):
-        r = rows[i]
-        codes[i] = r & mask
-        codes[i + quarter] = np.uint32(r >> np.uint32(width)) & mask
-        codes[i + 2 * quarter] = np.uint32(r >> np.uint32(2 * width)) & mask
-        codes[i + 3 * quarter] = np.uint32(r >> np.uint32(3 * width)) & mask
-
-
 def make_decoder(own: bool, uniform: bool, entries: int, packing: Packing):
     """Make the decoder for one packing, which is a constant of the compiled code.
 
@@ -144,7 +82,7 @@ def make_decoder(own: bool, uniform: bool, entries: int, packing: Packing):
 
     @jit
     def decode_add(number_at, word_at, size, bucket_size, room, shared, factor, add, out):
-        rows, codes = np.empty(QUARTER, np.uint32), np.empty(chunk, np.uint32)
+        codes = np.empty(chunk, np.uint32)
         n = out.size
         buckets = (n + bucket_size - 1) // bucket_size
         for index in range((n + chunk - 1) // chunk):
@@ -159,7 +97,7 @@ def make_decoder(own: bool, uniform: bool, entries: int, packing: Packing):
                 if digits > 1:
                     load_units(words, index, rest, chunk, alphabet, digits, width, codes)
                 else:
-                    load_fixed(words, index, rest, width, rows, codes)
+                    load_fixed(words, index, rest, width, codes)
                 i = begin
                 while i < end:
                     bucket = i // bucket_size

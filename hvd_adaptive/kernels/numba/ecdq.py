@@ -5,11 +5,9 @@ from __future__ import annotations
 import numpy as np
 import torch
 
-from hvd_adaptive.base.device import HOST
 from hvd_adaptive.kernels.constants import SMALLEST_NORM
 from hvd_adaptive.kernels.dithered import HALF, Stretch, step_factors
 from hvd_adaptive.kernels.numba import scan
-from hvd_adaptive.kernels.numba.escapes import numbers, put_numbers
 from hvd_adaptive.kernels.numba.jit import inline, jit
 from hvd_adaptive.kernels.numba.random import STEPS, bucket_key, counter_of, uniform24
 
@@ -18,6 +16,7 @@ _SMALLEST = np.float32(SMALLEST_NORM)
 _HALF, _PER_CLASS = np.float32(HALF), np.float32(1 / HALF)
 _SCALE, _MIDDLE = np.float32(2.0**-24), np.float32(0.5)
 _ONE, _NAN = np.float32(1), np.float32(np.nan)
+_MOST_SHIFT = 28  # of the last byte of an escaped integer
 # The counters of a chunk's symbols in the classes share one register, 16 bits each: counters in
 # memory would wait for each other.
 _ZERO64, _NEXT, _FOUR, _LANE = np.uint64(0), np.uint64(1), np.uint64(4), np.uint64(0xFFFF)
@@ -47,7 +46,7 @@ def add(
 
 
 class Splitter:
-    """Quantise and run reference.ecdq.split in one pass, with reused buffers.
+    """Quantise and split in one pass, with reused buffers.
 
     size: the most coordinates of a segment. dtype: of symbols, np.uint8 or np.uint16.
     """
@@ -76,12 +75,19 @@ def counts(where: Stretch, classes: int) -> np.ndarray:
 def add_runs(
     runs: np.ndarray, escaped: np.ndarray, where: Stretch, most: int, out: torch.Tensor
 ) -> bool:
-    """Run reference.ecdq.joined and add in one pass; return whether the escapes fit the runs.
-
-    runs: uint8 or uint16 (classes, ...); each row begins with as many symbols as ``counts`` gives.
-    """
     stretch, most = _arrays(where), np.int32(most)
     return _add_runs(runs.reshape(-1), _starts(runs), escaped, *stretch, most, out.numpy())
+
+
+def put_numbers(values: np.ndarray, most: int) -> np.ndarray:
+    out = np.empty(5 * values.size, np.uint8)
+    return out[: _put_numbers(values, np.int64(most), out)]
+
+
+def numbers(data: np.ndarray, most: int) -> np.ndarray | None:
+    values = np.empty(data.size, np.int32)
+    count = _numbers(data, np.int64(most), values)
+    return None if count < 0 else values[:count]
 
 
 def _starts(runs: np.ndarray) -> np.ndarray:
@@ -90,19 +96,6 @@ def _starts(runs: np.ndarray) -> np.ndarray:
 
 def _arrays(where: Stretch) -> tuple:
     return where.steps.numpy(), where.bucket_size, np.uint64(where.key), where.begin, where.end
-
-
-def warm() -> None:
-    """Compile every kernel here into Numba's cache."""
-    flat = torch.linspace(-1, 1, 100, **HOST)
-    steps = bucket_steps(flat, 100, 1.0)
-    add(quantize(flat, steps, 100, 0), steps, 100, 0, torch.zeros(100, **HOST))
-    where = Stretch(steps, 100, 0, 0, 100)
-    for dtype in (np.uint8, np.uint16):
-        _, escaped = Splitter(100, 4, 1, dtype)(flat, where)
-        runs = np.ones((4, int(counts(where, 4).max())), dtype)
-        escaped = numbers(put_numbers(escaped, 1), 1)
-        add_runs(runs, escaped, where, 1, torch.zeros(100, **HOST))
 
 
 @inline
@@ -278,3 +271,36 @@ def _add_runs(runs, at, escaped, steps, bucket_size, stream, first, last, most, 
         for j in range(target.size):
             target[j] += np.float32(np.float32(q[j]) - size[j]) * sign[j]
     return count == escaped.size
+
+
+@jit
+def _put_numbers(values, most, out):
+    at = 0
+    for value in values:
+        wide = np.int64(value)
+        rest = 2 * (abs(wide) - most - 1) + (1 if wide < 0 else 0)
+        while rest > 127:
+            out[at] = np.uint8((rest & 127) | 128)
+            rest >>= 7
+            at += 1
+        out[at] = np.uint8(rest)
+        at += 1
+    return at
+
+
+@jit
+def _numbers(data, most, values):
+    count, number, shift = 0, np.int64(0), 0
+    for byte in data:
+        if shift > _MOST_SHIFT or (byte == 0 and shift > 0):
+            return -1
+        number += np.int64(byte & 127) << shift
+        shift += 7
+        if number >= np.int64(1) << 31:
+            return -1
+        if byte < 128:
+            size = (number >> 1) + most + 1
+            values[count] = -size if number & 1 else size
+            count += 1
+            number, shift = np.int64(0), 0
+    return -1 if shift else count

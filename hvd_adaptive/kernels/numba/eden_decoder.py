@@ -3,51 +3,98 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Iterator
 
 import numba
 import numpy as np
+from llvmlite import ir
+from numba.core import types
+from numba.extending import intrinsic
 
 from hvd_adaptive.kernels.eden import APART
-from hvd_adaptive.kernels.fixed import BLOCK, LANES, QUARTER
-from hvd_adaptive.kernels.numba.decoder import add_small, load_fixed, pick4, pointer
+from hvd_adaptive.kernels.numba.codes import load_fixed
+from hvd_adaptive.kernels.numba.decoder import add_small, pick4, pointer
 from hvd_adaptive.kernels.numba.jit import inline, jit
-from hvd_adaptive.kernels.numba.rotation import (
-    add_rotated_back,
-    aligned,
-    flip,
-    rotate,
-    times,
-)
-from hvd_adaptive.kernels.numba.take import MOST_BITS, take_block
+from hvd_adaptive.kernels.numba.lanes import FLOATS, INTS, LONG, Lanes, emitted
+from hvd_adaptive.kernels.numba.permute import TableLanes
+from hvd_adaptive.kernels.numba.rotation import add_rotated_back, aligned, flip, rotate, times
+from hvd_adaptive.kernels.packing import BLOCK, LANES, QUARTER, QUARTERS, ROWS
 
+MOST_BITS = 4  # of codes whose 16 levels fill one register
 _ONE = np.float32(1)
 
 
+@intrinsic(prefer_literal=True)
+def take_block(typingctx, words, values, scale, y, begin, bits):
+    """Set y[begin:][:512] to scale times the levels of 512 packed codes (kernels/packing.py).
+
+    values: 16 levels; level c is also at every c + k 2**bits. bits: a constant, 1 to 4.
+    """
+    count = bits.literal_value
+    signature = types.void(words, values, types.float32, y, types.intp, bits)
+
+    def emit(lanes, args, source, levels, target):
+        factor = lanes.spread(args[2])
+        table = lanes.builder.fmul(lanes.load(levels.data, LONG(0), FLOATS), factor)
+        if lanes.entries:
+            held = lanes.registers(table)[: max(1, (1 << count) // lanes.entries)]
+        else:
+            held = _spread_entries(lanes, table, 1 << count)
+        for place, shift, value in _rows(lanes, source.data, count):
+            if lanes.entries:
+                level = lanes.look_up(held, lanes.shifted(value, -shift))
+            else:
+                level = _select(lanes, held, value, shift)
+            lanes.store(level, target.data, lanes.builder.add(args[4], LONG(place)))
+
+    return emitted(signature, emit, 0, 1, 3, kind=TableLanes)
+
+
+def _rows(lanes: Lanes, source: ir.Value, bits: int) -> Iterator[tuple[int, int, ir.Value]]:
+    """Yield (place, shift, value): 16 codes of a block, at bit ``shift`` of each lane of value."""
+    width, builder = QUARTERS * bits, lanes.builder
+    packed = [lanes.load(source, LONG(word * LANES), INTS) for word in range(bits)]
+    for row in range(ROWS):
+        for quarter in range(QUARTERS):
+            word, shift = divmod(row * width + quarter * bits, 32)
+            value = packed[word]
+            if shift + bits > 32:
+                low = lanes.shifted(value, -shift)
+                value, shift = builder.or_(low, lanes.shifted(packed[word + 1], 32 - shift)), 0
+            yield quarter * QUARTER + row * LANES, shift, value
+
+
+def _spread_entries(lanes: Lanes, table: ir.Value, count: int) -> list[ir.Value]:
+    index = ir.IntType(32)
+    return [lanes.spread(lanes.builder.extract_element(table, index(k))) for k in range(count)]
+
+
+def _select(lanes: Lanes, entries: list[ir.Value], value: ir.Value, shift: int) -> ir.Value:
+    """Return entries[code], by selections on the code's bits, the lowest first."""
+    builder, bit = lanes.builder, shift
+    while len(entries) > 1:
+        is_set = builder.icmp_signed("<", lanes.shifted(value, 31 - bit), lanes.integers(0))
+        pairs = zip(entries[::2], entries[1::2], strict=True)
+        entries = [builder.select(is_set, high, low) for low, high in pairs]
+        bit += 1
+    return entries[0]
+
+
 @inline
-def _take2(part, scale, alphabet, values, y):
+def _take(part, scale, alphabet, values, y):
     """Set y to the codes' levels times scale."""
-    t0, t1 = values[0] * scale, values[1] * scale
-    for i in range(y.size):
-        y[i] = t1 if part[i] != 0 else t0
-
-
-@inline
-def _take4(part, scale, alphabet, values, y):
+    if 4 < alphabet <= 16:
+        y[:] = np.float32(0)
+        add_small(part, scale, alphabet, values, y)
+        return
     t0, t1, t2, t3 = values[0] * scale, values[1] * scale, values[2] * scale, values[3] * scale
     for i in range(y.size):
-        y[i] = pick4(part[i], t0, t1, t2, t3)
-
-
-@inline
-def _take16(part, scale, alphabet, values, y):
-    y[:] = np.float32(0)
-    add_small(part, scale, alphabet, values, y)
-
-
-@inline
-def _take_any(part, scale, alphabet, values, y):
-    for i in range(y.size):
-        y[i] = values[np.uint64(part[i])] * scale
+        if alphabet == 2:
+            y[i] = t1 if part[i] != 0 else t0
+        elif alphabet == 4:
+            y[i] = pick4(part[i], t0, t1, t2, t3)
+        else:
+            y[i] = values[np.uint64(part[i])] * scale
 
 
 @functools.cache
@@ -56,7 +103,7 @@ def decoder_of(bits: int):
 
     @jit
     def decode(scale_at, word_at, count, size, last, kept, values, shared, owns, factors, out):
-        codes, rows = np.empty(max(kept[0], BLOCK), np.uint32), np.empty(QUARTER, np.uint32)
+        codes = np.empty(max(kept[0], BLOCK), np.uint32)
         buckets = (out.size + size - 1) // size
         each = codes.size // kept[0]
         memory, hashes = aligned(size), np.empty(APART, np.uint32)
@@ -84,7 +131,7 @@ def decoder_of(bits: int):
                     index = first * kept[0] // BLOCK
                     for begin in range(0, filled, BLOCK):
                         rest = min(BLOCK, filled - begin)
-                        load_fixed(words, index + begin // BLOCK, rest, bits, rows, codes[begin:])
+                        load_fixed(words, index + begin // BLOCK, rest, bits, codes[begin:])
                 for b in range(first, stop):
                     at = (b - first) * size
                     kind = 0 if rotated - at >= size else 1
@@ -104,16 +151,8 @@ def decoder_of(bits: int):
                             for begin in range(0, kept[0], BLOCK):
                                 packed = words[(b * kept[0] + begin) // BLOCK * bits * LANES :]
                                 take_block(packed, padded, scale, y, begin, numba.literally(bits))
-                        # Numba leaves branches of other bits out. A helper chosen outside would
-                        # be another object in each process: the kernel would not be cached.
-                        elif bits == 1:
-                            _take2(part, scale, alphabet, padded, y[: kept[kind]])
-                        elif bits == 2:
-                            _take4(part, scale, alphabet, padded, y[: kept[kind]])
-                        elif bits <= 4:
-                            _take16(part, scale, alphabet, padded, y[: kept[kind]])
                         else:
-                            _take_any(part, scale, alphabet, padded, y[: kept[kind]])
+                            _take(part, scale, alphabet, padded, y[: kept[kind]])
                         for i in range(kept[kind], length):
                             y[i] = np.float32(0)
                     root = factors[kind, 0]

@@ -38,13 +38,6 @@ def decode(data: np.ndarray, alphabet: int, codes: np.ndarray) -> bool:
     return bool(_decode(data, zero_code(alphabet), lookup(), records(alphabet), codes))
 
 
-def warm() -> None:
-    """Compile every kernel here into Numba's cache."""
-    codes, out = np.full(100, 1, np.uint8), np.empty(100, np.uint8)
-    codes[::9] = 2
-    decode(out[: encode(codes, 3, out)], 3, codes)
-
-
 @inline
 def _store(out, at, bits):
     """Store 8 bytes, the highest first."""

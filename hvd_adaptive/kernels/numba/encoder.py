@@ -1,68 +1,141 @@
-"""Compute the norm, round stochastically and pack in Numba, in one trip to memory."""
+"""Compute the norm, round stochastically and pack in Numba, in one trip to memory.
+
+The functions of the rules fill ``part`` with the codes of ``run``; tables.KernelTable defines them.
+``at`` is 1/norm, the counter of the run's first coordinate, the key's high half, and the alphabet
+less one. ``rs`` and ``us`` are room for a run.
+"""
 
 from __future__ import annotations
 
-import numba
+from typing import Any, NamedTuple
+
 import numpy as np
 
 from hvd_adaptive.kernels.constants import CHECK_LANES, NORM_LANES
-from hvd_adaptive.kernels.fixed import BLOCK, LANES, QUARTER, QUARTERS
-from hvd_adaptive.kernels.numba import quantize
 from hvd_adaptive.kernels.numba.checksum import add_done, first_block
-from hvd_adaptive.kernels.numba.count import counted
+from hvd_adaptive.kernels.numba.codes import chunk_size, store_fixed, store_units
 from hvd_adaptive.kernels.numba.jit import inline, jit
-from hvd_adaptive.kernels.numba.pack import merge_quarters, store_block, store_partial
-from hvd_adaptive.kernels.numba.permute import permuted
-from hvd_adaptive.kernels.numba.radix import store_row
-from hvd_adaptive.kernels.numba.random import STEPS, bucket_key, counter_of
+from hvd_adaptive.kernels.numba.permute import counted, permuted
+from hvd_adaptive.kernels.numba.random import STEPS, bucket_key, counter_of, uniform24
 from hvd_adaptive.kernels.numba.scan import clip_to, norm_of
-from hvd_adaptive.kernels.packing import Packing
+from hvd_adaptive.kernels.packing import LANES, Packing
+from hvd_adaptive.kernels.tables import (
+    CELL_BASE,
+    CELL_SHIFT,
+    HALF_BITS,
+    LOG2_COEFFICIENTS,
+    MANTISSA_BITS,
+    UNIFORM_SCALE,
+)
 
-# The rules that find the index: see count.py, permute.py, and for the others quantize.py.
-COUNT, PERMUTE, COUNT_MANY, SEARCH, UNIFORM, EXPONENTIAL = range(6)
+# The rules that find the index; see permute.py for the first two.
+COUNT, PERMUTE, SEARCH, UNIFORM, EXPONENTIAL = range(5)
 
-_TAIL_ROWS = QUARTERS * LANES
-
-
-def chunk_size(packing: Packing) -> int:
-    """Return the coordinates packed at a time: a block of fixed width, or some rows of units."""
-    if packing.digits == 1:
-        return BLOCK
-    row = LANES * packing.digits
-    return -(-BLOCK // row) * row
-
-
-# Kernels choose between units and fixed width by a constant of theirs, so that Numba compiles only
-# one of the two.
-@inline
-def store_units(codes, index, rest, chunk, alphabet, digits, width, rows, words):
-    """Pack chunk ``index``, which has ``rest`` coordinates, in units of several digits."""
-    row = LANES * digits
-    first, count = index * (chunk // row), (rest + row - 1) // row
-    codes[rest : count * row] = np.uint32(0)
-    for k in range(count):
-        part = codes[k * row : (k + 1) * row]
-        store_row(part, alphabet, digits, width, first + k, rows[:LANES], words)
+_CELL_SHIFT, _CELL_BASE = np.int32(CELL_SHIFT), np.int32(CELL_BASE)
+_HALF_BITS, _MANTISSA_BITS = np.int32(HALF_BITS), np.int32(MANTISSA_BITS)
+_EXPONENT_SHIFT = np.int32(23)
+_C0, _C1, _C2, _C3, _C4, _C5, _C6 = (np.float32(c) for c in LOG2_COEFFICIENTS)
+_SCALE, _HALF_SCALE = UNIFORM_SCALE, np.float32(UNIFORM_SCALE / 2)
+_ONE = np.float32(1)
 
 
-@inline
-def store_fixed(codes, index, rest, width, rows, words):
-    """Pack block ``index``, which has ``rest`` coordinates, in codes of ``width`` bits."""
-    at = index * width * LANES
-    if rest == BLOCK:
-        store_block(codes, words[at : at + width * LANES], numba.literally(width))
-    else:
-        store_tail(codes, rest, width, rows, words[at:])
+class Table(NamedTuple):
+    """Hold the arrays of a KernelTable. first: the code of index 0; cells, corrections: ``search``
+    and ``corrections``; tree: see permute.tables.
+    """
+
+    start: Any
+    gap: Any
+    lower: Any
+    first: Any
+    thresholds: Any
+    numbers: Any
+    cells: Any
+    corrections: Any
+    tree: Any
 
 
 @inline
-def store_tail(codes, rest, width, rows, words):
-    """Pack the last block of ``rest`` coordinates, which is not whole; return its words."""
-    count = (rest + _TAIL_ROWS - 1) // _TAIL_ROWS
-    codes[rest : _TAIL_ROWS * count] = np.uint32(0)
-    merge_quarters(codes, LANES * count, width, rows)
-    store_partial(rows, count, width, words)
-    return (count * QUARTERS * width + 31) // 32 * LANES
+def _drawn(run, j, at):
+    """Return r and the random integer of coordinate j of the run."""
+    return np.abs(run[j]) * at[0], uniform24(np.uint32(STEPS[j] + at[1]), at[2])
+
+
+@inline
+def _signed(code, v, at):
+    return np.uint32(at[3] - code) if v < 0 else code
+
+
+@inline
+def _count_few(run, at, table, part):
+    """Compare with any number of thresholds, for a few coordinates."""
+    start, gap = table.start, table.gap
+    for j in range(run.size):
+        r, u = _drawn(run, j, at)
+        code = table.first
+        for t in range(start.size):
+            code = np.uint32(code + np.uint32(r > start[t] + u * gap[t]))
+        part[j] = _signed(code, run[j], at)
+
+
+@inline
+def _search(run, at, table, rs, us, part):
+    """Find r's interval from a table of cells, then compare once.
+
+    The look-ups do not vectorise (nor would gathers pay on many processors), so all else is done
+    before them.
+    """
+    start, gap, lower, first = table.start, table.gap, table.lower, table.first
+    cells, corrections = table.cells, table.corrections
+    for j in range(run.size):
+        r, us[j] = _drawn(run, j, at)
+        rs[j] = r
+        cell = np.int32(np.int32(np.float32(r).view(np.int32) >> _CELL_SHIFT) - _CELL_BASE)
+        part[j] = np.uint32(max(cell, np.int32(0)))
+    for j in range(run.size):
+        i, r = np.uint64(cells[np.uint64(part[j])]), rs[j]
+        for _ in range(corrections):
+            i += np.uint64(lower[i + np.uint64(1)] < r)
+        i += np.uint64(r > start[i] + us[j] * gap[i])
+        part[j] = _signed(np.uint32(np.uint32(i) + first), run[j], at)
+
+
+@inline
+def _uniform(run, at, table, part):
+    slope, shift, first = table.numbers[0], table.numbers[1], table.first
+    for j in range(run.size):
+        r, u = _drawn(run, j, at)
+        y = np.float32(np.float32((r if r < _ONE else _ONE) * slope) + shift)
+        i = np.int32(y)
+        fraction = np.float32(y - np.float32(i))
+        above = np.uint32(fraction > np.float32(u * _SCALE) + _HALF_SCALE)
+        part[j] = _signed(np.uint32(np.uint32(np.uint32(i) + above) + first), run[j], at)
+
+
+@inline
+def _exponential(run, at, table, rs, us, part):
+    """Find the index on an exponential table in two loops, so that bits of float32 numbers can be
+    read from memory as integers.
+    """
+    numbers = table.numbers
+    gain, first, per_octave, top = numbers[0], numbers[1], numbers[2], numbers[3]
+    a0, g0, least, code = table.start[0], table.gap[0], table.lower[1], table.first
+    most = np.int32(table.thresholds)
+    for j in range(run.size):
+        r, u = _drawn(run, j, at)
+        rs[j] = r / (u * gain + first)
+        # This is the index below ``least`` if it applies, else a number that no index reaches.
+        us[j] = np.float32(4096) if r > least else np.float32(r > a0 + u * g0)
+    bits = rs.view(np.int32)
+    for j in range(run.size):
+        b = np.int32(bits[j] - _HALF_BITS)
+        t = np.float32(np.int32(np.int32(b & _MANTISSA_BITS) + _HALF_BITS).view(np.float32) - _ONE)
+        p = (((((_C6 * t + _C5) * t + _C4) * t + _C3) * t + _C2) * t + _C1) * t + _C0
+        log2 = np.float32(np.int32(b >> _EXPONENT_SHIFT)) + p * t
+        m = np.int32(log2 * per_octave + top)
+        m = min(max(m, np.int32(1)), most)
+        m = np.int32(us[j]) if us[j] < np.float32(2) else m
+        part[j] = _signed(np.uint32(np.uint32(m) + code), run[j], at)
 
 
 def make_encoder(rule: int, depth: int, packing: Packing):
@@ -71,15 +144,15 @@ def make_encoder(rule: int, depth: int, packing: Packing):
     depth: of the search tree if the rule is PERMUTE, the thresholds if it is COUNT. The encoder
     adds blocks of the body, which begins with the scales, to ``sums`` (CHECK_LANES; with no
     entries, nothing is added). ``summed`` (2,) is set as BlockSums describes. arrays: those of a
-    quantize.Table.
+    Table.
     """
     chunk = chunk_size(packing)
     alphabet, digits, width = packing
 
     @jit
     def encode(x, scales, words, sums, summed, bucket_size, linf, clip, stream, arrays):
-        table = quantize.Table(*arrays)
-        codes, rows = np.empty(chunk, np.uint32), np.empty(QUARTER, np.uint32)
+        table = Table(*arrays)
+        codes, units = np.empty(chunk, np.uint32), np.empty(LANES, np.uint32)
         acc, cell = np.empty(NORM_LANES, np.float32), np.empty(1, np.float32)
         rs, us = np.empty(chunk, np.float32), np.empty(chunk, np.float32)
         clipped = np.empty(bucket_size if clip > 0 else 0, np.float32)
@@ -106,40 +179,37 @@ def make_encoder(rule: int, depth: int, packing: Packing):
                 at = inverse, counter_of(i - begin, low), high, total
                 if not usable:
                     part[:] = np.uint32(alphabet // 2)  # any code would do; coders make it short
-                elif rule == COUNT_MANY:
-                    quantize.count_many(run, at, table, rs, us, part)
                 elif rule == SEARCH:
-                    quantize.search(run, at, table, rs, us, part)
+                    _search(run, at, table, rs, us, part)
                 elif rule <= PERMUTE:
-                    first_code = table.ladder[0]
                     if rule == COUNT:
                         done = counted(
-                            run, STEPS, part, at, table.start, table.gap, first_code, depth
+                            run, STEPS, part, at, table.start, table.gap, table.first, depth
                         )
                     else:
-                        done = permuted(run, STEPS, part, at, table.tree, first_code, depth)
+                        done = permuted(run, STEPS, part, at, table.tree, table.first, depth)
                     at = inverse, counter_of(i - begin + done, low), high, total
-                    quantize.count_few(run[done:], at, table, part[done:])
+                    _count_few(run[done:], at, table, part[done:])
                 elif rule == UNIFORM:
-                    quantize.uniform(run, at, table, part)
+                    _uniform(run, at, table, part)
                 else:
-                    quantize.exponential(run, at, table, rs, us, part)
+                    _exponential(run, at, table, rs, us, part)
                 if stop % chunk == 0:
                     index = stop // chunk - 1
                     if digits > 1:
                         store_units(
-                            codes, index, chunk, chunk, alphabet, digits, width, rows, words
+                            codes, index, chunk, chunk, alphabet, digits, width, units, words
                         )
                     else:
-                        store_fixed(codes, index, chunk, width, rows, words)
+                        store_fixed(codes, index, chunk, width, units, words)
                     done = scales.size + stop // (LANES * digits) * width // 32 * LANES
                     add_done(words, scales.size, done, lanes, sums, summed)
                 i = stop
         if x.size % chunk:
             index, rest = x.size // chunk, x.size % chunk
             if digits > 1:
-                store_units(codes, index, rest, chunk, alphabet, digits, width, rows, words)
+                store_units(codes, index, rest, chunk, alphabet, digits, width, units, words)
             else:
-                store_fixed(codes, index, rest, width, rows, words)
+                store_fixed(codes, index, rest, width, units, words)
 
     return encode

@@ -2,22 +2,111 @@
 
 Butterflies of large strides run over the whole buffer two strides at a time. Those below BLOCK run
 over pieces that fit the L1 cache, several strides in one trip, and the last six strides of every 64
-floats run in vector registers (butterflies.py).
+floats run in vector registers. Those are written as vector instructions because LLVM finds neither
+the shuffles between neighbours nor, over runs as short as these, that the runs do not overlap.
 """
 
 from __future__ import annotations
 
 import numba
 import numpy as np
+from llvmlite import ir
+from numba.core import cgutils, types
+from numba.extending import intrinsic
 
-from hvd_adaptive.kernels.numba.butterflies import RUN, butterflies, last_butterflies
 from hvd_adaptive.kernels.numba.jit import inline, jit, outline
-from hvd_adaptive.kernels.numba.lanes import FLOATS, LONG, WIDTH, Lanes, arrays_of
+from hvd_adaptive.kernels.numba.lanes import FLOATS, INTS, LONG, WIDTH, Lanes, emitted
 from hvd_adaptive.kernels.numba.permute import ENTRIES
 
 BLOCK = 4096
+RUN = 4 * WIDTH
+_SIGN = 1 << 31
 # Strides in one trip: eight rows of 16 floats and their sums fill the registers of AVX-512.
 _ORDER = 8 if ENTRIES == 16 else 4
+
+
+def _paired(builder: ir.IRBuilder, rows: list[ir.Value]) -> list[ir.Value]:
+    """Apply strides len(rows)/2, ..., 1 to vectors: the first of a pair gets the sum."""
+    half = len(rows) // 2
+    while half:
+        for at in range(0, len(rows), 2 * half):
+            for i in range(at, at + half):
+                a, b = rows[i], rows[i + half]
+                rows[i], rows[i + half] = builder.fadd(a, b), builder.fsub(a, b)
+        half //= 2
+    return rows
+
+
+def _across_lanes(builder: ir.IRBuilder, row: ir.Value) -> ir.Value:
+    """Apply strides 8, 4, 2, 1 inside a vector: add each lane to its partner or subtract it."""
+    lanes = range(WIDTH)
+    for stride in (8, 4, 2, 1):
+        partners = ir.Constant(INTS, [lane ^ stride for lane in lanes])
+        swapped = builder.shuffle_vector(row, row, partners)
+        signs = ir.Constant(INTS, [_SIGN if lane & stride else 0 for lane in lanes])
+        signed = builder.bitcast(builder.xor(builder.bitcast(row, INTS), signs), FLOATS)
+        row = builder.fadd(swapped, signed)
+    return row
+
+
+@intrinsic(prefer_literal=True)
+def butterflies(typingctx, y, begin, stride, order):
+    """Apply strides order/2 * stride, ..., 2 * stride, stride to y[begin:][:order * stride].
+
+    stride: a multiple of 16. order: a constant, a power of two.
+    """
+    count = order.literal_value
+
+    def emit(lanes, args, array):
+        builder, data, first, apart = lanes.builder, array.data, args[1], args[2]
+        starts = [builder.add(first, builder.mul(apart, LONG(k))) for k in range(count)]
+        with cgutils.for_range_slice(builder, LONG(0), apart, LONG(WIDTH), LONG) as (at, _):
+            places = [builder.add(start, at) for start in starts]
+            rows = [lanes.load(data, place, FLOATS) for place in places]
+            for row, place in zip(_paired(builder, rows), places, strict=True):
+                lanes.store(row, data, place)
+
+    return emitted(types.void(y, types.intp, types.intp, order), emit, 0)
+
+
+@intrinsic
+def last_butterflies(typingctx, y, begin):
+    """Apply strides 32, 16, 8, 4, 2, 1 to the 64 floats from y[begin]."""
+
+    def emit(lanes, args, array):
+        for place, row in _run(lanes, array.data, args[1]):
+            lanes.store(row, array.data, place)
+
+    return emitted(types.void(y, types.intp), emit, 0)
+
+
+@intrinsic
+def add_last_butterflies(typingctx, y, begin, hashes, lane, shift, factor, target):
+    """Do as ``last_butterflies``, flip signs, and add the result times factor to target[begin:].
+
+    y does not change. Signs are bit 31 of hashes[lane:] << shift.
+    """
+    signature = types.void(y, types.intp, hashes, types.intp, types.uint32, types.float32, target)
+
+    def emit(lanes, args, *arrays):
+        builder, (data, flips, sums) = lanes.builder, (array.data for array in arrays)
+        shift, factor, mask = lanes.spread(args[4]), lanes.spread(args[5]), lanes.integers(_SIGN)
+        for index, (place, row) in enumerate(_run(lanes, data, args[1])):
+            flip = lanes.load(flips, builder.add(args[3], LONG(index * WIDTH)), INTS)
+            flip = builder.and_(builder.shl(flip, shift), mask)
+            row = builder.bitcast(builder.xor(builder.bitcast(row, INTS), flip), FLOATS)
+            total = builder.fadd(lanes.load(sums, place, FLOATS), builder.fmul(row, factor))
+            lanes.store(total, sums, place)
+
+    return emitted(signature, emit, 0, 2, 6)
+
+
+def _run(lanes: Lanes, data: ir.Value, begin: ir.Value) -> list[tuple[ir.Value, ir.Value]]:
+    """Return the transformed vectors of a run of 64 floats, each with its place."""
+    builder = lanes.builder
+    places = [builder.add(begin, LONG(k * WIDTH)) for k in range(RUN // WIDTH)]
+    rows = _paired(builder, [lanes.load(data, place, FLOATS) for place in places])
+    return [(place, _across_lanes(builder, row)) for place, row in zip(places, rows, strict=True)]
 
 
 @inline
@@ -59,27 +148,25 @@ def _butterflies(y, top, least):
             _radix2(y[at : at + stride], y[at + stride : at + 2 * stride])
 
 
-@numba.extending.intrinsic
+@intrinsic
 def _add_four(typingctx, total, columns, run, row, lane):
     """Add columns[row + q, lane + l] * run[row + q] to total[lane + l] for 16 lanes l and q = 0 ...
     3, one q after another.
     """
-    signature = numba.types.void(total, columns, run, numba.types.intp, numba.types.intp)
 
-    def codegen(context, builder, signature, args):
-        arrays, lanes = arrays_of(context, builder, signature, args, 0, 1, 2), Lanes(builder)
-        target, matrix, source = (array.data for array in arrays)
-        width = builder.extract_value(arrays[1].shape, 1)
-        sums = lanes.load(target, args[4], FLOATS)
+    def emit(lanes, args, target, matrix, source):
+        builder = lanes.builder
+        width = builder.extract_value(matrix.shape, 1)
+        sums = lanes.load(target.data, args[4], FLOATS)
         for q in range(4):
             index = builder.add(args[3], LONG(q))
-            column = lanes.load(matrix, builder.add(builder.mul(index, width), args[4]), FLOATS)
-            value = lanes.spread(builder.load(builder.gep(source, [index])))
+            place = builder.add(builder.mul(index, width), args[4])
+            column = lanes.load(matrix.data, place, FLOATS)
+            value = lanes.spread(builder.load(builder.gep(source.data, [index])))
             sums = builder.fadd(sums, builder.fmul(column, value))
-        lanes.store(sums, target, args[4])
-        return context.get_dummy_value()
+        lanes.store(sums, target.data, args[4])
 
-    return signature, codegen
+    return emitted(types.void(total, columns, run, types.intp, types.intp), emit, 0, 1, 2)
 
 
 @inline

@@ -52,19 +52,8 @@ def decode_two(
 def _tables(book: PrefixTables, symbols: np.ndarray) -> tuple:
     """Return what ``_decode`` reads, from quick to longest."""
     size, pool = symbols.itemsize, book.pool(symbols.dtype)
-    return book.quick, book.lookup, np.int64(book.width), pool, size, book.longest_copy * size
-
-
-def warm() -> None:
-    """Compile every kernel here into Numba's cache."""
-    book = PrefixTables(np.array([[-1, -2]], np.int32), np.ones(2, np.uint8))
-    rows, outs = np.zeros((2, 10), np.uint8), np.zeros((2, most_bytes(10)), np.uint8)
-    encode_two(rows, book, outs)
-    decode_two(outs[0], outs[1], book, rows)
-    for dtype in (np.uint8, np.uint16):
-        symbols, out = np.zeros(10, dtype), np.zeros(most_bytes(10), np.uint8)
-        end = encode(symbols, book, out)
-        decode(out[: -(-end // 8)], 0, book, symbols)
+    longest = max(book.longest_block, QUICK_BITS) * size
+    return book.quick, book.lookup, np.int64(book.width), pool, size, longest
 
 
 @inline

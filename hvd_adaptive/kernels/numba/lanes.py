@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from llvmlite import ir
@@ -12,13 +13,6 @@ WIDTH = 16
 
 FLOAT, INT, LONG = ir.FloatType(), ir.IntType(32), ir.IntType(64)
 FLOATS, INTS = ir.VectorType(FLOAT, WIDTH), ir.VectorType(INT, WIDTH)
-
-
-def arrays_of(
-    context: Any, builder: ir.IRBuilder, signature: Any, args: tuple[ir.Value, ...], *places: int
-) -> list[Any]:
-    """Return the arguments of an intrinsic at ``places``, as arrays with ``data`` and ``shape``."""
-    return [context.make_array(signature.args[at])(context, builder, args[at]) for at in places]
 
 
 class Lanes:
@@ -62,3 +56,23 @@ class Lanes:
             return value
         move = self.builder.shl if left > 0 else self.builder.lshr
         return move(value, self.integers(abs(left)))
+
+
+def emitted(
+    signature: Any, emit: Callable[..., ir.Value | None], *places: int, kind: type[Lanes] = Lanes
+) -> tuple[Any, Callable[..., ir.Value]]:
+    """Return what an intrinsic of Numba returns: its signature, and what emits its code.
+
+    ``emit(lanes, args, *arrays)`` emits it, and returns the result, if there is one. lanes: of
+    ``kind``. arrays: the arguments at ``places``, with ``data`` and ``shape``.
+    """
+
+    def codegen(
+        context: Any, builder: ir.IRBuilder, signature: Any, args: tuple[ir.Value, ...]
+    ) -> ir.Value:
+        kinds = (context.make_array(signature.args[at]) for at in places)
+        arrays = [of(context, builder, args[at]) for of, at in zip(kinds, places, strict=True)]
+        result = emit(kind(builder), args, *arrays)
+        return context.get_dummy_value() if result is None else result
+
+    return signature, codegen

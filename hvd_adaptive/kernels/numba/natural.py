@@ -8,17 +8,14 @@ import numba
 import numpy as np
 import torch
 
-from hvd_adaptive.base.device import HOST
-from hvd_adaptive.kernels.block_sums import BlockSums
-from hvd_adaptive.kernels.constants import CHECK_LANES, INFINITE, LARGEST, NAN
-from hvd_adaptive.kernels.fixed import BLOCK, QUARTER
+from hvd_adaptive.kernels.constants import CHECK_LANES, INFINITE, LARGEST, NAN, BlockSums
 from hvd_adaptive.kernels.numba.checksum import add_done, first_block
-from hvd_adaptive.kernels.numba.decoder import load_fixed, pointer
-from hvd_adaptive.kernels.numba.encoder import store_fixed
+from hvd_adaptive.kernels.numba.codes import load_fixed, store_fixed
+from hvd_adaptive.kernels.numba.decoder import pointer, scale_by
 from hvd_adaptive.kernels.numba.jit import inline, jit
 from hvd_adaptive.kernels.numba.random import STEPS, bucket_key, counter_of, uniform24
 from hvd_adaptive.kernels.numba.scan import largest_bits
-from hvd_adaptive.kernels.packing import ONE_BIT, check_sections
+from hvd_adaptive.kernels.packing import BLOCK, LANES, ONE_BIT, check_sections
 
 _INFINITE, _LARGEST, _NAN = np.uint32(INFINITE), np.uint32(LARGEST), np.uint32(NAN)
 _FRACTION = np.uint32(0xFFFFFF)
@@ -52,16 +49,6 @@ def decode_add(
     _decode_add(exponents, words, size, np.float32(factor), out.numpy())
 
 
-def warm() -> None:
-    """Compile every kernel here into Numba's cache."""
-    exponents, words = (
-        torch.empty(100, dtype=torch.uint8, device="cpu"),
-        torch.empty(16, dtype=torch.int32, device="cpu"),
-    )
-    encode(torch.linspace(-1, 1, 100, **HOST), exponents, words, 100, 0)
-    decode_add([(exponents, words)], 1.0, torch.zeros(100, **HOST))
-
-
 @inline
 def _round(run, offset, high, exponents, signs):
     for j in range(run.size):
@@ -85,7 +72,7 @@ def _encode(x, exponents, words, sums, summed, bucket_size, stream):
     whole = exponents[: x.size // 4 * 4].view(np.uint32)
     first = (x.size + 3) // 4  # word of the body that begins the signs
     summed[2:], lanes = first_block(first), np.empty(CHECK_LANES, np.uint32)
-    signs, rows = np.empty(BLOCK, np.uint32), np.empty(QUARTER, np.uint32)
+    signs, units = np.empty(BLOCK, np.uint32), np.empty(LANES, np.uint32)
     bits = x.view(np.uint32)
     for b in range((x.size + bucket_size - 1) // bucket_size):
         begin = b * bucket_size
@@ -102,13 +89,12 @@ def _encode(x, exponents, words, sums, summed, bucket_size, stream):
             else:
                 target[:] = np.uint8(0)
                 part[:] = np.uint32(1)
-            if stop % BLOCK == 0:
-                store_fixed(signs, stop // BLOCK - 1, BLOCK, 1, rows, words)
+            if stop % BLOCK == 0 or stop == x.size:
+                index = (stop - 1) // BLOCK
+                store_fixed(signs, index, stop - index * BLOCK, 1, units, words)
             add_done(whole, 0, stop // 4, lanes, sums, summed[:2])
             add_done(words, first, first + stop // BLOCK * _BLOCK_WORDS, lanes, sums, summed[2:])
             i = stop
-    if x.size % BLOCK:
-        store_fixed(signs, x.size // BLOCK, x.size % BLOCK, 1, rows, words)
 
 
 @inline
@@ -124,7 +110,7 @@ def _add(exponents, signs, target):
 
 @jit
 def _decode_add(exponents_at, words_at, size, factor, out):
-    rows, signs = np.empty(QUARTER, np.uint32), np.empty(BLOCK, np.uint32)
+    signs = np.empty(BLOCK, np.uint32)
     for index in range((out.size + BLOCK - 1) // BLOCK):
         begin = index * BLOCK
         end = min(out.size, begin + BLOCK)
@@ -132,8 +118,7 @@ def _decode_add(exponents_at, words_at, size, factor, out):
         for rank in range(words_at.size):
             exponents = numba.carray(pointer(exponents_at[rank]), out.size, np.uint8)
             words = numba.carray(pointer(words_at[rank]), size, np.uint32)
-            load_fixed(words, index, end - begin, 1, rows, signs)
+            load_fixed(words, index, end - begin, 1, signs)
             _add(exponents[begin:end], signs, target)
         if factor != 1:
-            for j in range(target.size):
-                target[j] *= factor
+            scale_by(factor, target)

@@ -5,12 +5,11 @@ from __future__ import annotations
 import numpy as np
 import torch
 
-from hvd_adaptive.base.device import HOST
 from hvd_adaptive.kernels.constants import NORM_LANES
-from hvd_adaptive.kernels.fixed import BLOCK, QUARTER
-from hvd_adaptive.kernels.numba.encoder import store_fixed
+from hvd_adaptive.kernels.numba.codes import store_fixed
 from hvd_adaptive.kernels.numba.jit import inline, jit
 from hvd_adaptive.kernels.numba.scan import add_lanes
+from hvd_adaptive.kernels.packing import BLOCK, LANES
 
 _ZERO = np.float64(0)
 _NAN = np.float32(np.nan)
@@ -18,12 +17,6 @@ _NAN = np.float32(np.nan)
 
 def encode(flat: torch.Tensor, means: torch.Tensor, words: torch.Tensor, bucket_size: int) -> None:
     _encode(flat.numpy(), means.numpy(), words.numpy().view(np.uint32), bucket_size)
-
-
-def warm() -> None:
-    """Compile the kernel here into Numba's cache."""
-    means, words = torch.empty(1, 2, **HOST), torch.empty(16, dtype=torch.int32, device="cpu")
-    encode(torch.linspace(-1, 1, 100, **HOST), means, words, 100)
 
 
 @inline
@@ -64,7 +57,7 @@ def _side_means(x, low, high, means):
 
 @jit
 def _encode(x, means, words, bucket_size):
-    codes, rows = np.empty(BLOCK, np.uint32), np.empty(QUARTER, np.uint32)
+    codes, units = np.empty(BLOCK, np.uint32), np.empty(LANES, np.uint32)
     low, high = np.empty(NORM_LANES, np.float64), np.empty(NORM_LANES, np.float64)
     for b in range(means.shape[0]):
         begin = b * bucket_size
@@ -77,8 +70,7 @@ def _encode(x, means, words, bucket_size):
             run, part = x[i:stop], codes[at : at + stop - i]
             for j in range(run.size):
                 part[j] = np.uint32(0) if run[j] < 0 else np.uint32(1)
-            if stop % BLOCK == 0:
-                store_fixed(codes, stop // BLOCK - 1, BLOCK, 1, rows, words)
+            if stop % BLOCK == 0 or stop == x.size:
+                index = (stop - 1) // BLOCK
+                store_fixed(codes, index, stop - index * BLOCK, 1, units, words)
             i = stop
-    if x.size % BLOCK:
-        store_fixed(codes, x.size // BLOCK, x.size % BLOCK, 1, rows, words)

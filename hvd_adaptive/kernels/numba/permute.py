@@ -1,6 +1,7 @@
-"""Look up thresholds and levels of codes in vector registers, on processors with AVX2 or AVX-512.
+"""Count or look up thresholds, and look up levels of codes, in vector registers.
 
-Counting thresholds costs four instructions each, and look-ups in memory do not vectorise; but a
+LLVM by itself would count for 8 coordinates at a time on AVX-512, and not for 16. Counting
+thresholds costs four instructions each, and look-ups in memory do not vectorise; but a
 permutation looks up every lane of a vector in a table of 8 entries (AVX2), or of 16 or 32
 (AVX-512). Numba compiles no such loop by itself, since LLVM does not find the permutation, so the
 loops over 16 coordinates are written in LLVM's language.
@@ -8,24 +9,19 @@ loops over 16 coordinates are written in LLVM's language.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 import numpy as np
 from llvmlite import ir
 from numba.core import cgutils, config, types
 from numba.core.codegen import get_host_cpu_features
 from numba.extending import intrinsic
 
-from hvd_adaptive.kernels.numba.count import AT, emit_codes
-from hvd_adaptive.kernels.numba.lanes import (
-    FLOAT,
-    FLOATS,
-    INT,
-    INTS,
-    LONG,
-    WIDTH,
-    Lanes,
-    arrays_of,
-)
+from hvd_adaptive.kernels.numba.lanes import FLOAT, FLOATS, INT, INTS, LONG, WIDTH, Lanes, emitted
 
+# The type of ``at`` in encoder.py.
+AT = types.Tuple((types.float32, types.uint32, types.uint32, types.uint32))
 _EIGHT_FLOATS, _EIGHT_INTS = ir.VectorType(FLOAT, 8), ir.VectorType(INT, 8)
 
 
@@ -129,18 +125,76 @@ class TableLanes(Lanes):
 
 
 @intrinsic(prefer_literal=True)
+def counted(typingctx, run, steps, part, at, start, gap, first, count):
+    """Put codes of the first ``run.size // 16 * 16`` coordinates into ``part``; return how many.
+
+    steps: random.STEPS, or more. start, gap: those of ``count`` thresholds, a constant. first: the
+    code of index 0. The other arguments are those of the functions in encoder.py.
+    """
+    signature = types.int64(run, steps, part, AT, start, gap, types.uint32, count)
+
+    def emit(lanes, args, start, gap, *arrays):
+        builder, places = lanes.builder, range(count.literal_value)
+        pairs = [
+            [lanes.spread(builder.load(builder.gep(ends.data, [LONG(at)]))) for at in places]
+            for ends in (start, gap)
+        ]
+        code0 = lanes.spread(args[6])
+        ladder = [builder.add(code0, lanes.integers(index + 1)) for index in places]
+
+        def code_of(r: ir.Value, u: ir.Value) -> ir.Value:
+            code = code0
+            for lower, slope, above in zip(*pairs, ladder, strict=True):
+                exceeds = builder.fcmp_ordered(">", r, builder.fadd(lower, builder.fmul(u, slope)))
+                code = builder.select(exceeds, above, code)
+            return code
+
+        return _emit_codes(lanes, args[3], code_of, *arrays)
+
+    return emitted(signature, emit, 4, 5, 0, 1, 2)
+
+
+def _emit_codes(
+    lanes: Lanes,
+    at: ir.Value,
+    code_of: Callable[[ir.Value, ir.Value], ir.Value],
+    run: Any,
+    steps: Any,
+    part: Any,
+) -> ir.Value:
+    """Emit the loop over 16 coordinates, and return their number.
+
+    code_of: emits the codes of positive coordinates, given r and the random integers of encoder.py.
+    The other arguments are those of ``counted``.
+    """
+    builder, x, counters, codes = lanes.builder, run.data, steps.data, part.data
+    numbers = cgutils.unpack_tuple(builder, at)
+    scale, shift, key, last = (lanes.spread(number) for number in numbers)
+    done = builder.and_(builder.extract_value(run.shape, 0), LONG(-WIDTH))
+    with cgutils.for_range_slice(builder, LONG(0), done, LONG(WIDTH), LONG) as (at, _):
+        v = lanes.load(x, at, FLOATS)
+        positive = builder.and_(builder.bitcast(v, INTS), lanes.integers(0x7FFFFFFF))
+        r = builder.fmul(builder.bitcast(positive, FLOATS), scale)
+        counter = builder.add(lanes.load(counters, at, INTS), shift)
+        code = code_of(r, lanes.uniform24(counter, key))
+        negative = builder.fcmp_ordered("<", v, ir.Constant(FLOATS, [0.0] * WIDTH))
+        code = builder.select(negative, builder.sub(last, code), code)
+        lanes.store(code, codes, at)
+    return done
+
+
+@intrinsic(prefer_literal=True)
 def permuted(typingctx, run, steps, part, at, tree, first, depth):
     """Put codes of the first ``run.size // 16 * 16`` coordinates into ``part``; return how many.
 
     steps: random.STEPS, or more. tree: the result of ``tables`` for ``depth``, a constant from 1 to
-    7; first: the code of index 0. The other arguments are those of the functions in quantize.py.
+    7; first: the code of index 0. The other arguments are those of the functions in encoder.py.
     """
     levels = depth.literal_value
     signature = types.int64(run, steps, part, AT, tree, types.uint32, depth)
 
-    def codegen(context, builder, signature, args):
-        (table,) = arrays_of(context, builder, signature, args, 4)
-        lanes, size = TableLanes(builder), 1 << levels
+    def emit(lanes, args, table, *arrays):
+        builder, size = lanes.builder, 1 << levels
         third, each = max(WIDTH, size), lanes.entries
         nodes, starts, gaps = (
             lanes.load_table(table.data, begin, begin + third)
@@ -166,9 +220,9 @@ def permuted(typingctx, run, steps, part, at, tree, first, depth):
             code = builder.add(node, first_code)
             return builder.select(above, builder.add(code, lanes.integers(1)), code)
 
-        return emit_codes(context, builder, signature, args, lanes, code_of)
+        return _emit_codes(lanes, args[3], code_of, *arrays)
 
-    return signature, codegen
+    return emitted(signature, emit, 4, 0, 1, 2, kind=TableLanes)
 
 
 @intrinsic(prefer_literal=True)
@@ -182,18 +236,16 @@ def add_permuted(typingctx, part, scale, values, target, entries):
     count = entries.literal_value
     signature = types.int64(part, types.float32, values, target, entries)
 
-    def codegen(context, builder, signature, args):
-        arrays = arrays_of(context, builder, signature, args, 0, 2, 3)
-        codes, data, sums = (array.data for array in arrays)
-        lanes = TableLanes(builder)
+    def emit(lanes, args, codes, values, target):
+        builder, sums = lanes.builder, target.data
         factor, *_ = lanes.registers(lanes.spread(args[1]))
-        held = lanes.load_table(data, 0, count)[: count // lanes.entries]
+        held = lanes.load_table(values.data, 0, count)[: count // lanes.entries]
         table = [builder.fmul(register, factor) for register in held]
-        length = builder.extract_value(arrays[-1].shape, 0)
+        length = builder.extract_value(target.shape, 0)
         done = builder.and_(length, LONG(-WIDTH))
         with cgutils.for_range_slice(builder, LONG(0), done, LONG(WIDTH), LONG) as (at, _):
-            level = lanes.look_up(table, lanes.load(codes, at, INTS))
+            level = lanes.look_up(table, lanes.load(codes.data, at, INTS))
             lanes.store(builder.fadd(lanes.load(sums, at, FLOATS), level), sums, at)
         return done
 
-    return signature, codegen
+    return emitted(signature, emit, 0, 2, 3, kind=TableLanes)

@@ -8,7 +8,6 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 
-from hvd_adaptive.base.device import HOST
 from hvd_adaptive.kernels import hadamard
 from hvd_adaptive.kernels.constants import NORM_LANES, SMALLEST_NORM
 from hvd_adaptive.kernels.numba.codes import pack, unpack
@@ -22,7 +21,7 @@ from hvd_adaptive.kernels.qcs import DITHER_OFFSET, NEGATIVE_FROM, Run, streams
 _CHUNK = 512
 _OFFSET, _NEGATIVE_FROM = np.float32(DITHER_OFFSET), np.float32(NEGATIVE_FROM)
 _SMALLEST = np.float32(SMALLEST_NORM)
-_UNIT = np.float32(2.0**-24)
+_UNIT, _ZERO = np.float32(2.0**-24), np.float32(0)
 
 
 def encode(
@@ -81,15 +80,6 @@ def decode_add(
         out *= factor
 
 
-def warm(alphabet: int) -> None:
-    """Compile every kernel here into Numba's cache; the packing is compiled for each alphabet."""
-    flat, runs = torch.linspace(-1, 1, 192, **HOST), [Run(0, 192, 0, 96, 50, 1.0)]
-    scales = torch.empty(2, **HOST)
-    words = torch.empty(packing_of(alphabet).words(100), dtype=torch.int32, device="cpu")
-    encode(flat, scales, words, runs, alphabet, 0)
-    decode_add([(scales, words)], [0], runs, alphabet, 1.0, torch.zeros(192, **HOST))
-
-
 @functools.cache
 def _folded(order: int, rows: int, transposed: bool) -> tuple[int, np.ndarray]:
     """Return the length of the folded buffer, and the base as the transform reads it."""
@@ -98,75 +88,54 @@ def _folded(order: int, rows: int, transposed: bool) -> tuple[int, np.ndarray]:
 
 
 @inline
-def _flip(x, stream, bucket, y):
-    """Set y to x with the bucket's signs."""
+def _drawn(x, y, stream, bucket, term, a, b):
+    """Set y to term(x, y, k, a, b) of each coordinate and its random integer k; x repeats if it is
+    shorter.
+    """
     low, high = bucket_key(stream, bucket)
-    for begin in range(0, x.size, _CHUNK):
-        part, target = x[begin : begin + _CHUNK], y[begin : begin + _CHUNK]
-        offset = counter_of(begin, low)
-        for j in range(part.size):
-            negative = uniform24(np.uint32(STEPS[j] + offset), high) >= _NEGATIVE_FROM
-            target[j] = -part[j] if negative else part[j]
-
-
-@inline
-def _quantize(w, inverse, half_alphabet, stream, bucket, codes):
-    low, high = bucket_key(stream, bucket)
-    top = np.int32(np.int32(np.float32(2) * half_alphabet) - 1)
-    for begin in range(0, w.size, _CHUNK):
-        part, target = w[begin : begin + _CHUNK], codes[begin : begin + _CHUNK]
-        offset = counter_of(begin, low)
-        for j in range(part.size):
-            u = uniform24(np.uint32(STEPS[j] + offset), high) * _UNIT - _OFFSET
-            t = (part[j] * inverse + u) + half_alphabet
-            target[j] = np.uint8(min(max(np.int32(t), np.int32(0)), top))
-
-
-@inline
-def _dequantize(codes, half, stream, bucket, y):
-    """Set y to v̂/ς."""
-    low, high = bucket_key(stream, bucket)
-    for begin in range(0, codes.size, _CHUNK):
-        part, target = codes[begin : begin + _CHUNK], y[begin : begin + _CHUNK]
-        offset = counter_of(begin, low)
-        for j in range(part.size):
-            u = uniform24(np.uint32(STEPS[j] + offset), high) * _UNIT - _OFFSET
-            target[j] = (np.float32(part[j]) - half) - u
-
-
-@inline
-def _add_flipped(y, factor, stream, bucket, out):
-    """Add y * factor with the bucket's signs to out; y repeats if it is shorter."""
-    low, high = bucket_key(stream, bucket)
-    for begin in range(0, out.size, _CHUNK):
-        target, at = out[begin : begin + _CHUNK], begin % y.size
-        part = y[at : at + target.size]
+    for begin in range(0, y.size, _CHUNK):
+        target, at = y[begin : begin + _CHUNK], begin % x.size
+        part = x[at : at + target.size]
         offset = counter_of(begin, low)
         for j in range(target.size):
-            negative = uniform24(np.uint32(STEPS[j] + offset), high) >= _NEGATIVE_FROM
-            target[j] += (-part[j] if negative else part[j]) * factor
+            k = uniform24(np.uint32(STEPS[j] + offset), high)
+            target[j] = term(part[j], target[j], k, a, b)
+
+
+@inline
+def _flipped(v, _before, k, _a, _b):
+    """Give v the coordinate's sign."""
+    return -v if k >= _NEGATIVE_FROM else v
+
+
+@inline
+def _quantized(w, _before, k, inverse, half_alphabet):
+    t = (w * inverse + (k * _UNIT - _OFFSET)) + half_alphabet
+    top = np.int32(np.int32(np.float32(2) * half_alphabet) - 1)
+    return np.uint8(min(max(np.int32(t), np.int32(0)), top))
+
+
+@inline
+def _dequantized(code, _before, k, half, _b):
+    """Return v̂/ς."""
+    return (np.float32(code) - half) - (k * _UNIT - _OFFSET)
+
+
+@inline
+def _added(v, before, k, factor, _b):
+    """Add v * factor with the coordinate's sign."""
+    return before + (-v if k >= _NEGATIVE_FROM else v) * factor
 
 
 @jit
 def _encode_run(
-    x,
-    scales,
-    codes,
-    order,
-    rows,
-    size,
-    columns,
-    half_alphabet,
-    per_norm,
-    root,
-    signs,
-    dithers,
+    x, scales, codes, order, rows, size, columns, half_alphabet, per_norm, root, signs, dithers
 ):
     y, total = np.empty(order, np.float32), np.empty(columns.shape[1], np.float32)
     acc, cell = np.empty(NORM_LANES, np.float32), np.empty(1, np.float32)
     for bucket in range(scales.size):
         own = x[bucket * order : min(x.size, (bucket + 1) * order)]
-        _flip(own, signs, bucket, y)
+        _drawn(own, y[: own.size], signs, bucket, _flipped, _ZERO, _ZERO)
         y[own.size :] = np.float32(0)
         fold(y, size)
         apply(y[:size], columns, total)
@@ -175,7 +144,7 @@ def _encode_run(
         target = codes[bucket * rows : (bucket + 1) * rows]
         if _SMALLEST <= scale < np.inf:
             inverse = np.float32(1) / step
-            _quantize(y[:rows], inverse, half_alphabet, dithers, bucket, target)
+            _drawn(y[:rows], target, dithers, bucket, _quantized, inverse, half_alphabet)
         else:
             scale = np.float32(0) if scale < _SMALLEST else np.float32(np.nan)
             target[:] = np.uint8(0)
@@ -191,9 +160,9 @@ def _decode_run(codes, scales, order, rows, size, columns, half, weight, signs, 
         if scale == 0:
             continue
         own = codes[bucket * rows : (bucket + 1) * rows]
-        _dequantize(own, half, dithers, bucket, y)
+        _drawn(own, y[:rows], dithers, bucket, _dequantized, half, _ZERO)
         y[rows:size] = np.float32(0)
         apply(y[:size], columns, total)
         repeat(y, size)
         target = out[bucket * order : min(out.size, (bucket + 1) * order)]
-        _add_flipped(y, scale * weight, signs, bucket, target)
+        _drawn(y, target, signs, bucket, _added, scale * weight, _ZERO)

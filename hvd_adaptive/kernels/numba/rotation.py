@@ -7,8 +7,7 @@ import functools
 import numpy as np
 
 from hvd_adaptive.kernels.eden import APART, SPAN, block_order
-from hvd_adaptive.kernels.numba.butterflies import RUN, add_last_butterflies
-from hvd_adaptive.kernels.numba.hadamard import long_strides, transform
+from hvd_adaptive.kernels.numba.hadamard import RUN, add_last_butterflies, long_strides, transform
 from hvd_adaptive.kernels.numba.jit import inline, outline
 from hvd_adaptive.kernels.numba.random import bucket_key, counter_of, mixed
 
@@ -92,7 +91,7 @@ def times(y, factor):
 
 @outline
 def rotate(y, root, back):
-    """See reference.eden._rotated, or ``_rotated_back``."""
+    """See kernels.eden.rotate; root: m**-0.5."""
     m = 1
     while 2 * m <= y.size:
         m *= 2

@@ -5,23 +5,20 @@ from __future__ import annotations
 import numpy as np
 import torch
 
-from hvd_adaptive.base.device import HOST
 from hvd_adaptive.kernels.constants import NORM_LANES, SMALLEST_NORM
-from hvd_adaptive.kernels.numba.bits import next_one
+from hvd_adaptive.kernels.numba.bits import bits_at, next_one, put_bits
 from hvd_adaptive.kernels.numba.jit import inline, jit
 from hvd_adaptive.kernels.numba.random import STEPS, bucket_key, counter_of, uniform24
 from hvd_adaptive.kernels.numba.scan import lane_sum, largest_bits
-from hvd_adaptive.kernels.rice import most_words
-from hvd_adaptive.kernels.sparse import Sections
+from hvd_adaptive.kernels.sparse import Sections, most_words
 from hvd_adaptive.kernels.tables import UNIFORM_SCALE
 
 _CHUNK = 512
-_LOW = np.uint64(0xFFFFFFFF)
 _SMALLEST = np.float32(SMALLEST_NORM)
 _SCALE, _HALF_SCALE = UNIFORM_SCALE, np.float32(UNIFORM_SCALE / 2)
 _ZERO, _INF, _NAN = np.float32(0), np.float32(np.inf), np.float32(np.nan)
 _INFINITE = np.uint32(0x7F800000)
-_WORD = 32
+_WORD, _LOG = 32, 5  # bits of a word, and their logarithm
 
 
 def encode(flat: torch.Tensor, bucket_size: int, density: float, k: int, key: int) -> Sections:
@@ -42,13 +39,6 @@ def add(sections: Sections, bucket_size: int, k: int, out: torch.Tensor) -> bool
         raise ValueError(f"payload of {lambdas.numel()} thresholds is too short")
     unsigned = words.numpy().view(np.uint32)
     return _add(lambdas.numpy(), exact.numpy(), unsigned, bucket_size, np.int64(k), out.numpy())
-
-
-def warm() -> None:
-    """Compile every kernel here into Numba's cache."""
-    add(
-        encode(torch.linspace(-1, 1, 100, **HOST), 100, 0.1, 3, 0), 100, 3, torch.zeros(100, **HOST)
-    )
 
 
 @inline
@@ -104,16 +94,6 @@ def _mark(x, limit, offset, high, marks):
         marks[j] = np.uint8(2) if size >= limit else kept
 
 
-@inline
-def _put(words, at, value, width):
-    """Put ``value``, of ``width`` <= 32 bits, at bit ``at`` of words that are still zero there."""
-    word, shift = at // _WORD, at % _WORD
-    wide = np.uint64(np.uint64(value) << np.uint64(shift))
-    words[word] |= np.uint32(wide & _LOW)
-    if shift + width > _WORD:
-        words[word + 1] |= np.uint32(wide >> np.uint64(32))
-
-
 @jit
 def _encode(x, bucket_size, density, k, stream, lambdas, exact, words):
     acc = np.empty(NORM_LANES, np.float64)
@@ -146,26 +126,15 @@ def _encode(x, bucket_size, density, k, stream, lambdas, exact, words):
                     at += gap >> k
                     head = np.int64(1) | ((gap & low_bits) << 1)
                     if mark == 2:
-                        _put(words, at, head | (np.int64(1) << (k + 1)), k + 2)
+                        put_bits(words, _LOG, at, head | (np.int64(1) << (k + 1)), k + 2)
                         at += k + 2
                         exact[count] = run[j]
                         count += 1
                     else:
                         negative = np.int64(1) if run[j] < 0 else np.int64(0)
-                        _put(words, at, head | (negative << (k + 2)), k + 3)
+                        put_bits(words, _LOG, at, head | (negative << (k + 2)), k + 3)
                         at += k + 3
     return count, at
-
-
-@inline
-def _get(words, at, width):
-    """Return ``width`` <= 32 bits from bit ``at``; the caller guarantees that they exist."""
-    word, shift = at // _WORD, at % _WORD
-    value = np.uint64(words[word])
-    if shift + width > _WORD:
-        value |= np.uint64(words[word + 1]) << np.uint64(32)
-    value = np.uint64(value >> np.uint64(shift))
-    return np.int64(value & np.uint64((np.uint64(1) << np.uint64(width)) - np.uint64(1)))
 
 
 @jit
@@ -181,7 +150,7 @@ def _add(lambdas, exact, words, bucket_size, k, out):
             return used == exact.size
         if one + k + 2 > bits or one - at > out.size >> k:
             return False
-        fields = _get(words, one + 1, k + 1)
+        fields = bits_at(words, _LOG, one + 1, k + 1)
         index += ((one - at) << k) + (fields & ((np.int64(1) << k) - 1)) + 1
         full = fields >> k == 1
         at = one + k + 2 if full else one + k + 3
@@ -194,4 +163,4 @@ def _add(lambdas, exact, words, bucket_size, k, out):
             used += 1
         else:
             limit = lambdas[index // bucket_size]
-            out[index] += -limit if _get(words, at - 1, 1) == 1 else limit
+            out[index] += -limit if bits_at(words, _LOG, at - 1, 1) == 1 else limit

@@ -8,21 +8,15 @@ from collections.abc import Callable
 import numpy as np
 import torch
 
-from hvd_adaptive.kernels.block_sums import BlockSums
-from hvd_adaptive.kernels.constants import CHECK_LANES
+from hvd_adaptive.kernels.constants import CHECK_LANES, BlockSums
 from hvd_adaptive.kernels.numba import decoder, encoder, permute, scan
+from hvd_adaptive.kernels.numba.jit import jit
 from hvd_adaptive.kernels.numba.lanes import WIDTH
 from hvd_adaptive.kernels.packing import check_sections
-from hvd_adaptive.kernels.tables import KernelTable
+from hvd_adaptive.kernels.tables import CELL_BASE, CELL_SHIFT, KernelTable, interval_ends
 
-# The rules of encoder.py, and the most thresholds that each serves. The arrays are padded to that
-# number; the search needs one entry beyond the last.
-_RULES = (
-    (8, encoder.COUNT),
-    (16, encoder.COUNT_MANY),
-    (129, encoder.SEARCH),
-)
-SMALL = 600  # coordinates: a block and a partial one
+_MOST_COUNTED = 16  # thresholds, where they are not looked up in registers
+_CELL_SHIFT, _CELL_BASE = np.int32(CELL_SHIFT), np.int32(CELL_BASE)
 _DIRECT = {"uniform": encoder.UNIFORM, "exponential": encoder.EXPONENTIAL}
 
 
@@ -72,12 +66,8 @@ def decode_add(
     decoder(scales, words, count, bucket_size, 1, values, np.float32(factor), add, out.numpy())
 
 
-def histogram(bucket: torch.Tensor, scale: float) -> np.ndarray:
-    return scan.histogram(bucket.numpy(), np.float32(scale))
-
-
-def counts(bucket: torch.Tensor, scale: float) -> torch.Tensor:
-    return torch.from_numpy(histogram(bucket, scale))
+def histogram(bucket: torch.Tensor, scale: float) -> torch.Tensor:
+    return torch.from_numpy(scan.histogram(bucket.numpy(), np.float32(scale)))
 
 
 def clipped(flat: torch.Tensor, bucket_size: int, clip: float) -> torch.Tensor:
@@ -86,6 +76,13 @@ def clipped(flat: torch.Tensor, bucket_size: int, clip: float) -> torch.Tensor:
 
 def bucket_norms(flat: torch.Tensor, bucket_size: int, norm: str) -> torch.Tensor:
     return torch.from_numpy(scan.bucket_norms(flat.numpy(), bucket_size, norm == "linf"))
+
+
+def variances(
+    flat: torch.Tensor, norms: torch.Tensor, bucket_size: int, table: KernelTable
+) -> torch.Tensor:
+    arrays = interval_ends(table), table.search, table.corrections
+    return torch.from_numpy(_variances(flat.numpy(), norms.numpy(), bucket_size, *arrays))
 
 
 _NO_CELLS, _NO_TREE = np.zeros(1, np.uint8), np.zeros(1, np.float32)
@@ -109,26 +106,44 @@ def _levels(table: KernelTable) -> tuple[Callable, np.ndarray]:
 
 @functools.lru_cache(maxsize=64)
 def _prepared(table: KernelTable) -> tuple[Callable, tuple]:
-    """Return the encoder of a table's rule and packing, and the arrays of a quantize.Table.
-
-    Thresholds are padded by some that nothing exceeds.
-    """
-    size, rule = next(choice for choice in _RULES if table.thresholds <= choice[0])
-    depth, tree = 0, _NO_TREE
+    """Return the encoder of a table's rule and packing, and the arrays of an encoder.Table."""
+    rule, depth, tree = encoder.SEARCH, 0, _NO_TREE
     if table.rule in _DIRECT:
         rule = _DIRECT[table.rule]
     elif permute.FEWEST_THRESHOLDS <= table.thresholds <= permute.MOST_THRESHOLDS:
         rule, depth = encoder.PERMUTE, (table.thresholds - 1).bit_length()
         tree = permute.tables(table.lower, table.start, table.gap, depth)
-    elif rule == encoder.COUNT:
-        size = depth = table.thresholds
-    start, gap = np.full(size, np.inf, np.float32), np.zeros(size, np.float32)
-    lower = np.full(size, np.inf, np.float32)
-    start[: table.thresholds], gap[: table.thresholds] = table.start, table.gap
-    lower[: table.thresholds] = table.lower
-    ladder = np.arange(table.base, table.base + size + 1, dtype=np.uint32)
-    cells, corrections = _NO_CELLS, 0
-    if rule == encoder.SEARCH:
-        cells, corrections = table.search, table.corrections
-    arrays = (start, gap, lower, ladder, table.thresholds, table.numbers, cells, corrections, tree)
-    return _encoder(rule, depth, table.packing), arrays
+    elif table.thresholds <= _MOST_COUNTED:
+        rule, depth = encoder.COUNT, table.thresholds
+    # The search needs an end behind the last interval, which nothing exceeds.
+    lower = np.append(table.lower, np.float32(np.inf))
+    cells = (table.search, table.corrections) if rule == encoder.SEARCH else (_NO_CELLS, 0)
+    shared = table.start, table.gap, lower, np.uint32(table.base), table.thresholds, table.numbers
+    return _encoder(rule, depth, table.packing), (*shared, *cells, tree)
+
+
+@jit
+def _variances(x, norms, bucket_size, ends, cells, corrections):
+    total = np.zeros(norms.size, np.float64)
+    rs = np.empty(min(bucket_size, x.size), np.float32)
+    places = np.empty(rs.size, np.int32)
+    for b in range(norms.size):
+        if not norms[b] > 0:
+            total[b] = norms[b]
+            continue
+        part = x[b * bucket_size : min(x.size, (b + 1) * bucket_size)]
+        inverse, added = 1 / np.float64(norms[b]), 0.0
+        # The look-ups do not vectorise: all else is done before them.
+        for j in range(part.size):
+            r = np.float32(min(np.abs(np.float64(part[j])) * inverse, 1.0))
+            rs[j] = r
+            cell = np.int32(np.int32(r.view(np.int32) >> _CELL_SHIFT) - _CELL_BASE)
+            places[j] = max(cell, np.int32(0))
+        for j in range(part.size):
+            i, r = np.uint64(cells[places[j]]), rs[j]
+            for _ in range(corrections):
+                i += np.uint64(ends[i + np.uint64(1)] < r)
+            low, high, wide = ends[i], ends[i + np.uint64(1)], np.float64(r)
+            added += (np.float64(high) - wide) * (wide - np.float64(low))
+        total[b] = added
+    return total

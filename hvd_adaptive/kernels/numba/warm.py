@@ -15,7 +15,8 @@ import torch
 from tqdm import tqdm
 
 from hvd_adaptive.base.device import HOST
-from hvd_adaptive.kernels.eden import Levels
+from hvd_adaptive.kernels.dithered import Stretch
+from hvd_adaptive.kernels.eden import Buckets, Levels
 from hvd_adaptive.kernels.numba import (
     bucket,
     checksum,
@@ -30,16 +31,12 @@ from hvd_adaptive.kernels.numba import (
     qcs,
     sparse,
     tables,
-    variance,
     zeros,
 )
-from hvd_adaptive.kernels.packing import Packing
+from hvd_adaptive.kernels.packing import Packing, packing_of
+from hvd_adaptive.kernels.prefix_tables import PrefixTables
+from hvd_adaptive.kernels.qcs import Run
 from hvd_adaptive.kernels.tables import KernelTable, kernel_table
-
-
-def _levels(bits: int) -> Levels:
-    """Return some levels of so many bits; compiled code does not depend on their values."""
-    return Levels.of(np.linspace(-1.0, 1.0, 1 << bits))
 
 
 def each_table() -> Iterator[KernelTable]:
@@ -73,45 +70,130 @@ def packings() -> list[Packing]:
 
 def warm_encoders(place: int) -> None:
     """Run encode once with each table. place: of the progress bar."""
-    flat = torch.linspace(-1, 1, 1000, **HOST)
+    flat = _line(1000)
     for table in tqdm(list(each_table()), desc="compiling encoders", unit="table", position=place):
-        words = torch.empty(table.packing.words(1000), dtype=torch.int32, device="cpu")
+        words = _words(table.packing.words(1000))
         tables.encode(flat, torch.empty(1, **HOST), words, 1000, "l2", table, 0)
 
 
 def warm_decoders(place: int) -> None:
     """Run decode once with each table."""
     for table in tqdm(list(each_table()), desc="compiling decoders", unit="table", position=place):
-        words = torch.zeros(table.packing.words(1000), dtype=torch.int32, device="cpu")
-        tables.decode_add(
-            [(torch.ones(1, **HOST), words)], 1000, table, 1.0, torch.zeros(1000, **HOST)
-        )
+        pair = torch.ones(1, **HOST), _words(table.packing.words(1000))
+        tables.decode_add([pair], 1000, table, 1.0, torch.zeros(1000, **HOST))
 
 
 def warm_others(place: int) -> None:
     """Run scans, and the kernels of schemes that have their own."""
-    flat = torch.linspace(-1, 1, 100, **HOST)
     actions: list[Callable[[], object]] = [
-        lambda: tables.bucket_norms(flat, 100, "l2"),
-        lambda: tables.clipped(flat, 100, 2.5),
-        lambda: tables.histogram(flat, 10.0),
-        lambda: checksum.checksum(flat.view(torch.int32), 0),
-        huffman.warm,
-        elias.warm,
-        ecdq.warm,
-        levels.warm,
-        natural.warm,
-        onebit.warm,
-        sparse.warm,
-        variance.warm,
-        zeros.warm,
-        *(functools.partial(codes.warm, packing) for packing in packings()),
-        *(functools.partial(bucket.warm, alphabet) for alphabet in (2, 3, 5, 9, 17)),
-        *(functools.partial(eden.warm, _levels(bits)) for bits in range(1, 9)),
-        *(functools.partial(qcs.warm, alphabet) for alphabet in (2, 3, 5, 7, 9)),
+        *(_scans, _schemes, _levels, _dithered, _lossless),
+        *(functools.partial(_codes, packing) for packing in packings()),
+        *(functools.partial(_bucket, alphabet) for alphabet in (2, 3, 5, 9, 17)),
+        *(functools.partial(_eden, bits) for bits in range(1, 9)),
+        *(functools.partial(_qcs, alphabet) for alphabet in (2, 3, 5, 7, 9)),
     ]
     for action in tqdm(actions, desc="compiling the rest", unit="kernel", position=place):
         action()
+
+
+def _line(count: int) -> torch.Tensor:
+    return torch.linspace(-1, 1, count, **HOST)
+
+
+def _words(count: int) -> torch.Tensor:
+    return torch.zeros(count, dtype=torch.int32, device="cpu")
+
+
+def _scans() -> None:
+    flat = _line(100)
+    tables.bucket_norms(flat, 100, "l2")
+    tables.clipped(flat, 100, 2.5)
+    tables.histogram(flat, 10.0)
+    tables.variances(flat, torch.ones(1, **HOST), 100, kernel_table(np.array([0.5, 1.0]), True))
+    checksum.checksum(flat.view(torch.int32), 0)
+
+
+def _schemes() -> None:
+    flat, words, out = _line(100), _words(16), torch.zeros(100, **HOST)
+    exponents = torch.empty(100, dtype=torch.uint8, device="cpu")
+    natural.encode(flat, exponents, words, 100, 0)
+    natural.decode_add([(exponents, words)], 1.0, out)
+    onebit.encode(flat, torch.empty(1, 2, **HOST), words, 100)
+    sparse.add(sparse.encode(flat, 100, 0.1, 3, 0), 100, 3, out)
+
+
+def _levels() -> None:
+    flat = _line(300)
+    levels.orq_levels(flat, 300, 3, None, 1)
+    levels.quantile_levels(flat, 300, 3, None)
+    levels.mean_magnitudes(flat, 300, None)
+    levels.symmetric_levels(flat, 300, None)
+    levels.conditional_means(flat, 300, None, True)
+
+
+def _dithered() -> None:
+    flat, out = _line(100), torch.zeros(100, **HOST)
+    steps = ecdq.bucket_steps(flat, 100, 1.0)
+    ecdq.add(ecdq.quantize(flat, steps, 100, 0), steps, 100, 0, out)
+    where = Stretch(steps, 100, 0, 0, 100)
+    for dtype in (np.uint8, np.uint16):
+        _, escaped = ecdq.Splitter(100, 4, 1, dtype)(flat, where)
+        runs = np.ones((4, int(ecdq.counts(where, 4).max())), dtype)
+        ecdq.add_runs(runs, ecdq.numbers(ecdq.put_numbers(escaped, 1), 1), where, 1, out)
+
+
+def _lossless() -> None:
+    """Run the coders of codes, and those of the places of zeros."""
+    codes, out = np.full(100, 1, np.uint8), np.empty(100, np.uint8)
+    codes[::9] = 2
+    elias.decode(out[: elias.encode(codes, 3, out)], 3, codes)
+    book = PrefixTables(np.array([[-1, -2]], np.int32), np.ones(2, np.uint8))
+    rows, outs = np.zeros((2, 10), np.uint8), np.zeros((2, huffman.most_bytes(10)), np.uint8)
+    huffman.encode_two(rows, book, outs)
+    huffman.decode_two(outs[0], outs[1], book, rows)
+    for dtype in (np.uint8, np.uint16):
+        symbols = np.zeros(10, dtype)
+        end = huffman.encode(symbols, book, outs[0])
+        huffman.decode(outs[0][: -(-end // 8)], 0, book, symbols)
+    flat = _line(101)
+    flat[50:60] = 0
+    if zeros.has_zeros(flat):
+        mask, runs = zeros.mark(flat)
+        zeros.read(zeros.write(mask, runs), runs)
+        values = torch.empty(runs.coordinates - runs.zeros, **HOST)
+        zeros.take(flat, mask, values)
+        zeros.put(values, mask, flat, True)
+
+
+def _codes(packing: Packing) -> None:
+    bare, words = torch.zeros(100, dtype=torch.uint8, device="cpu"), _words(packing.words(100))
+    codes.pack(bare, packing, words)
+    codes.unpack(words, packing, bare)
+
+
+def _bucket(alphabet: int) -> None:
+    flat, own = _line(300), _line(alphabet).view(1, -1)
+    words = _words(packing_of(alphabet).words(300))
+    bucket.round_codes(flat, own, words, 300, 0)
+    bucket.decode_add([(own, words)], 300, 1.0, torch.zeros(300, **HOST))
+    if alphabet == 2:
+        bucket.cut_codes(flat, torch.zeros(1, **HOST), words, 300)
+
+
+def _eden(bits: int) -> None:
+    """Run EDEN with some levels of so many bits; compiled code does not depend on their values."""
+    own, buckets = Levels.of(np.linspace(-1.0, 1.0, 1 << bits)), Buckets(600, 64)
+    scales = torch.empty(buckets.count, **HOST)
+    words = _words(packing_of(1 << bits).words(buckets.codes))
+    eden.encode(_line(600), scales, words, 64, own, 0, 1)
+    eden.decode_add([(scales, words)], 64, own, 0, [1], torch.zeros(600, **HOST))
+
+
+def _qcs(alphabet: int) -> None:
+    runs, scales = [Run(0, 192, 0, 96, 50, 1.0)], torch.empty(2, **HOST)
+    words = _words(packing_of(alphabet).words(100))
+    qcs.encode(_line(192), scales, words, runs, alphabet, 0)
+    qcs.decode_add([(scales, words)], [0], runs, alphabet, 1.0, torch.zeros(192, **HOST))
 
 
 def forget() -> None:

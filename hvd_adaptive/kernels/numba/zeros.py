@@ -5,13 +5,13 @@ from __future__ import annotations
 import numpy as np
 import torch
 
-from hvd_adaptive.base.device import HOST
-from hvd_adaptive.kernels.numba.bits import lowest_one, next_one, ones_in
+from hvd_adaptive.kernels.numba.bits import bits_at, lowest_one, next_one, ones_in, put_bits
 from hvd_adaptive.kernels.numba.jit import inline, jit
 from hvd_adaptive.kernels.zeros import Runs, mask_bytes, most_stream_bytes
 
 # So many coordinates are searched before the search may end.
 _BLOCK = 4096
+_LOG = 6  # of the bits of a word
 _U = np.uint64
 _NONE, _ALL = _U(0), _U(2**64 - 1)
 
@@ -44,18 +44,6 @@ def take(flat: torch.Tensor, mask: torch.Tensor, values: torch.Tensor) -> None:
 
 def put(values: torch.Tensor, mask: torch.Tensor, out: torch.Tensor, clear: bool) -> None:
     _put(values.numpy(), _words(mask), out.numpy(), clear)
-
-
-def warm() -> None:
-    """Compile every kernel here into Numba's cache."""
-    flat = torch.linspace(-1, 1, 101, **HOST)
-    flat[50:60] = 0
-    if has_zeros(flat):
-        mask, runs = mark(flat)
-        read(write(mask, runs), runs)
-        values = torch.empty(runs.coordinates - runs.zeros, **HOST)
-        take(flat, mask, values)
-        put(values, mask, flat, True)
 
 
 def _words(data: torch.Tensor) -> np.ndarray:
@@ -108,31 +96,12 @@ def _mark(x, mask):
 
 
 @inline
-def _store(words, at, value, width):
-    """Put ``value``, of ``width`` < 64 bits, at bit ``at`` of words that are still zero there."""
-    word, shift = at >> 6, _U(at & 63)
-    words[word] |= value << shift
-    if (at & 63) + width > 64:
-        words[word + 1] |= value >> (_U(64) - shift)
-
-
-@inline
 def _put_number(words, low, at, number, width):
     """Store a number's low bits at ``low``, its quotient at ``at``; return the next places."""
-    _store(words, low, _U(number) & ((_U(1) << _U(width)) - _U(1)), width)
+    put_bits(words, _LOG, low, _U(number) & ((_U(1) << _U(width)) - _U(1)), width)
     at += number >> width
-    _store(words, at, _U(1), 1)
+    put_bits(words, _LOG, at, _U(1), 1)
     return low + width, at + 1
-
-
-@inline
-def _load(words, at, width):
-    """Return ``width`` < 64 bits from bit ``at``; the caller guarantees that they exist."""
-    word, shift = at >> 6, _U(at & 63)
-    value = words[word] >> shift
-    if (at & 63) + width > 64:
-        value |= words[word + 1] << (_U(64) - shift)
-    return np.int64(value & ((_U(1) << _U(width)) - _U(1)))
 
 
 @inline
@@ -239,12 +208,12 @@ def _read(words, n, runs, gap_bits, length_bits, zeros, mask):
         one = next_one(words, at)
         if one >= bits or one - at > n >> gap_bits:
             return False
-        start = end + ((one - at) << gap_bits) + _load(words, low, gap_bits) + 1
+        start = end + ((one - at) << gap_bits) + bits_at(words, _LOG, low, gap_bits) + 1
         low, at = low + gap_bits, one + 1
         one = next_one(words, at)
         if one >= bits or one - at > zeros >> length_bits:
             return False
-        length = ((one - at) << length_bits) + _load(words, low, length_bits) + 1
+        length = ((one - at) << length_bits) + bits_at(words, _LOG, low, length_bits) + 1
         low, at = low + length_bits, one + 1
         if start > n or length > n - start:
             return False

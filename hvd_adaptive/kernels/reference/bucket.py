@@ -7,8 +7,8 @@ from collections.abc import Sequence
 import torch
 
 from hvd_adaptive.kernels.packing import packing_of
-from hvd_adaptive.kernels.reference.lanes import per_coordinate
-from hvd_adaptive.kernels.reference.pack import pack_codes, unpack_codes
+from hvd_adaptive.kernels.reference.codes import pack_codes, unpack_codes
+from hvd_adaptive.kernels.reference.tables import per_coordinate
 from hvd_adaptive.kernels.reference.uniforms import uniforms
 from hvd_adaptive.kernels.tables import padded_values
 

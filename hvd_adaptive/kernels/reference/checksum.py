@@ -12,7 +12,6 @@ from collections.abc import Sequence
 import torch
 
 from hvd_adaptive.base.device import put
-from hvd_adaptive.kernels.block_sums import BlockSums
 from hvd_adaptive.kernels.constants import (
     CHECK_A,
     CHECK_B,
@@ -21,6 +20,7 @@ from hvd_adaptive.kernels.constants import (
     CHECKSUM_AT,
     HEADER_BYTES,
     MASK32,
+    BlockSums,
 )
 
 

@@ -8,7 +8,6 @@ becomes q = round(±v/s + a), to even at halves, and is decoded as ±s (q - a).
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -16,8 +15,7 @@ import torch
 
 from hvd_adaptive.kernels.constants import SMALLEST_NORM
 from hvd_adaptive.kernels.dithered import HALF, Stretch, step_factors
-from hvd_adaptive.kernels.reference.lanes import per_coordinate
-from hvd_adaptive.kernels.reference.tables import bucket_norms
+from hvd_adaptive.kernels.reference.tables import bucket_norms, per_coordinate
 from hvd_adaptive.kernels.reference.uniforms import uniforms
 
 
@@ -72,44 +70,62 @@ def add(
     out += torch.where(spread > 0, value, torch.where(spread.isnan(), spread, 0.0))
 
 
+@dataclass(frozen=True)
+class Splitter:
+    """Quantise and ``split`` segments of at most ``size`` coordinates."""
+
+    size: int
+    classes: int
+    most: int
+    dtype: type
+
+    def __call__(self, flat: torch.Tensor, where: Stretch) -> tuple[list[np.ndarray], np.ndarray]:
+        q = quantize(flat, where.steps, where.bucket_size, where.key)
+        return split(q, where, self.classes, self.most)
+
+
 def split(
     q: torch.Tensor, where: Stretch, classes: int, most: int
-) -> tuple[list[np.ndarray], bytes]:
-    """Return the symbols (uint16) of each class, in order, and the escaped integers.
+) -> tuple[list[np.ndarray], np.ndarray]:
+    """Return the symbols (uint16) of each class, in order, and the escaped integers (int32).
 
     Only coordinates in buckets with a step above 0 have symbols. q: int32, of all coordinates. The
     symbol of q is its place in -most..most; the next symbol is the escape. Escaped integers are
-    numbered from the inside out, even numbers for positive ones. They are stored in the
-    coordinates' order as bytes of 7 bits, lowest first; all bytes of a number but the last have the
-    top bit set.
+    in the coordinates' order.
     """
     usable, group = _classes(where, classes)
     part, group = q[where.begin : where.end][usable], group[usable]
     symbols = torch.where(part.abs() > most, 2 * most + 1, part + most).cpu().numpy()
     runs = [symbols[(group == c).cpu().numpy()].astype(np.uint16) for c in range(classes)]
-    return runs, b"".join(_number(value, most) for value in part[part.abs() > most].tolist())
+    return runs, part[part.abs() > most].cpu().numpy()
 
 
-def joined(
-    runs: Sequence[np.ndarray], escapes: bytes, where: Stretch, most: int
-) -> torch.Tensor | None:
-    """Invert ``split``: return q (int32) of the coordinates, or None if the escapes do not fit."""
+def add_runs(
+    runs: np.ndarray, escaped: np.ndarray, where: Stretch, most: int, out: torch.Tensor
+) -> bool:
+    """Add the values of a stretch of ``out``; return whether the escaped integers fit the runs.
+
+    runs: uint8 or uint16 (classes, ...); each row begins with as many symbols as ``counts`` gives.
+    """
     usable, group = _classes(where, len(runs))
-    q = torch.zeros(len(group), dtype=torch.int32, device=group.device)
-    for c, run in enumerate(runs):
-        q[usable & (group == c)] = torch.from_numpy(run.astype(np.int32) - most).to(q.device)
-    values = _numbers(escapes, most)
-    wanting = q > most
-    if values is None or len(values) != int(wanting.sum()):
-        return None
-    q[wanting] = torch.tensor(values, dtype=torch.int32, device=q.device)
-    return q
+    q, total = torch.zeros_like(out, dtype=torch.int32), out.clone()
+    part = q[where.begin : where.end]
+    for c, (run, count) in enumerate(zip(runs, counts(where, len(runs)), strict=True)):
+        symbols = torch.from_numpy(run[:count].astype(np.int32) - most)
+        part[usable & (group == c)] = symbols.to(q.device)
+    wanting = part > most
+    if escaped.size != int(wanting.sum()):
+        return False
+    part[wanting] = torch.from_numpy(escaped).to(q.device)
+    add(q, where.steps, where.bucket_size, where.key, total)
+    out[where.begin : where.end] = total[where.begin : where.end]
+    return True
 
 
-def counts(where: Stretch, classes: int) -> list[int]:
-    """Return the number of symbols of each class."""
+def counts(where: Stretch, classes: int) -> np.ndarray:
+    """Return the number of symbols of each class, int64."""
     usable, group = _classes(where, classes)
-    return [int((usable & (group == c)).sum()) for c in range(classes)]
+    return np.array([int((usable & (group == c)).sum()) for c in range(classes)])
 
 
 def _classes(where: Stretch, classes: int) -> tuple[torch.Tensor, torch.Tensor]:
@@ -120,18 +136,28 @@ def _classes(where: Stretch, classes: int) -> tuple[torch.Tensor, torch.Tensor]:
     return usable, (m * (classes / HALF)).to(torch.int64)
 
 
-def _number(q: int, most: int) -> bytes:
-    rest, data = 2 * (abs(q) - most - 1) + (q < 0), []
-    while rest > 127:
-        data.append(rest % 128 + 128)
-        rest //= 128
-    return bytes([*data, rest])
+def put_numbers(values: np.ndarray, most: int) -> np.ndarray:
+    """Convert escaped integers (int32) to bytes (uint8).
+
+    They are numbered from the inside out, even numbers for positive ones, and stored as bytes of 7
+    bits, lowest first; all bytes of a number but the last have the top bit set.
+    """
+    data = []
+    for q in values.tolist():
+        rest = 2 * (abs(q) - most - 1) + (q < 0)
+        while rest > 127:
+            data.append(rest % 128 + 128)
+            rest //= 128
+        data.append(rest)
+    return np.array(data, np.uint8)
 
 
-def _numbers(data: bytes, most: int) -> list[int] | None:
-    """Return the integers; None if one is cut off, padded with zeros, or beyond 30 bits."""
+def numbers(data: np.ndarray, most: int) -> np.ndarray | None:
+    """Invert ``put_numbers``; return None if a number is cut off, padded with zeros, or beyond 30
+    bits.
+    """
     values, number, shift = [], 0, 0
-    for byte in data:
+    for byte in data.tolist():
         number += (byte & 127) << shift
         shift += 7
         if shift > 35 or number >= 2**31 or (byte == 0 and shift > 7):
@@ -140,4 +166,4 @@ def _numbers(data: bytes, most: int) -> list[int] | None:
             size = number // 2 + most + 1
             values.append(-size if number % 2 else size)
             number = shift = 0
-    return None if shift else values
+    return None if shift else np.array(values, np.int32)

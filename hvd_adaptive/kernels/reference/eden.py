@@ -9,23 +9,21 @@ from collections.abc import Sequence
 
 import torch
 
-from hvd_adaptive.kernels import hadamard, random
-from hvd_adaptive.kernels.constants import MASK32
 from hvd_adaptive.kernels.eden import (
     APART,
     SPAN,
     Buckets,
     Levels,
-    block_order,
     finished_scales,
     power_of,
     root_of,
+    rotate,
     shared_streams,
 )
 from hvd_adaptive.kernels.packing import packing_of
-from hvd_adaptive.kernels.reference.lanes import add_lanes
-from hvd_adaptive.kernels.reference.pack import pack_codes, unpack_codes
-from hvd_adaptive.kernels.reference.tables import bucket_norms
+from hvd_adaptive.kernels.reference.codes import pack_codes, unpack_codes
+from hvd_adaptive.kernels.reference.tables import add_lanes, bucket_norms
+from hvd_adaptive.kernels.reference.uniforms import mixed
 
 
 def encode(
@@ -81,12 +79,14 @@ def decode_add(
             taken = values[codes[begin : begin + len(rows) * kept]].view(-1, kept)
             y = torch.zeros_like(rows)
             y[:, :kept] = taken * (scale * root_of(length))
-            y = _rotated_back(y) * _signs(own, own_numbers, length, out.device)
+            rotate(y, back=True)
+            y *= _signs(own, own_numbers, length, out.device)
             total = torch.where(scale == 0, total, total + y)
             used |= scale != 0
         for stream in reversed(shared_streams(shared, levels.bits)):
-            signs = _signs(stream, own_numbers, length, out.device)
-            total = _rotated_back(total) * signs * root_of(length)
+            rotate(total, back=True)
+            total *= _signs(stream, own_numbers, length, out.device)
+            total *= root_of(length)
         result = torch.where(used, rows + total, rows)
         target = out[first * bucket_size :][: rows.numel()]
         target.copy_(result.reshape(-1)[: target.numel()])
@@ -117,7 +117,8 @@ def _quantize(
     usable = (largest > 0).unsqueeze(1)
     y = torch.where(usable, rows * power_of(largest).unsqueeze(1), 0.0)
     for stream in streams:
-        y = _rotated(y * _signs(stream, numbers, length, rows.device))
+        y *= _signs(stream, numbers, length, rows.device)
+        rotate(y, back=False)
     norm = bucket_norms(y.reshape(-1), length, "l2")
     deviation = (norm * length**-0.5).unsqueeze(1)
     y = y[:, : levels.kept(length)]
@@ -132,38 +133,8 @@ def _quantize(
     return scales, torch.where((scales > 0).unsqueeze(1), codes, 0)
 
 
-def _rotated(y: torch.Tensor) -> torch.Tensor:
-    """Multiply rows by H if their length is a power of two, without its factor.
-
-    Otherwise H m**-0.5 of the largest power of two m is applied to the first m coordinates, then to
-    the last m.
-    """
-    length = y.shape[1]
-    m = block_order(length)
-    if m == length:
-        return hadamard.transform(y, m)
-    y = torch.cat([hadamard.transform(y[:, :m], m) * m**-0.5, y[:, m:]], dim=1)
-    return torch.cat([y[:, :-m], hadamard.transform(y[:, -m:], m) * m**-0.5], dim=1)
-
-
-def _rotated_back(y: torch.Tensor) -> torch.Tensor:
-    """Invert the rotation of ``_rotated``; of a power of two, without its factor ``root_of``."""
-    length = y.shape[1]
-    m = block_order(length)
-    if m == length:
-        return hadamard.transform(y, m)
-    y = torch.cat([y[:, :-m], hadamard.transform(y[:, -m:], m) * m**-0.5], dim=1)
-    return torch.cat([hadamard.transform(y[:, :m], m) * m**-0.5, y[:, m:]], dim=1)
-
-
 def _signs(stream: int, numbers: Sequence[int], length: int, device: torch.device) -> torch.Tensor:
     """Return the signs of the buckets ``numbers``: float32 (len(numbers), length)."""
-    keys = [random.bucket_key(stream, bucket) for bucket in numbers]
-    low, high = torch.tensor(keys, dtype=torch.int64, device=device).view(-1, 2, 1).unbind(1)
     j = torch.arange(length, dtype=torch.int64, device=device)
-    counter = j // SPAN * APART + j % APART
-    h = ((counter * random.COUNTER & MASK32) + low) & MASK32
-    h = ((h ^ (h >> 16)) * random.MIX32_A) & MASK32
-    h = (h + high) & MASK32
-    h = ((h ^ (h >> 13)) * random.MIX32_B) & MASK32
+    h = mixed(stream, numbers, j // SPAN * APART + j % APART)
     return (1 - 2 * (h >> (j // APART % 32) & 1)).to(torch.float32)

@@ -33,12 +33,8 @@ def encode(symbols: np.ndarray, book: PrefixTables, out: np.ndarray, bit: int = 
             node = 0
     if node > 0:
         bits += _code(book, _shortest(book, node)[1])
-    bits_of_bytes = bits + [0] * (-len(bits) % 8)
-    first = bit // 8
-    for k in range(0, len(bits_of_bytes), 8):
-        out[first + k // 8] = sum(b << j for j, b in enumerate(bits_of_bytes[k : k + 8]))
-    if not bits_of_bytes:
-        out[first] = 0
+    first, data = bit // 8, np.packbits(np.array(bits or [0], np.uint8), bitorder="little")
+    out[first : first + data.size] = data
     return 8 * first + len(bits)
 
 

@@ -13,15 +13,8 @@ from collections.abc import Callable, Sequence
 
 import torch
 
-from hvd_adaptive.kernels.constants import (
-    MOST_PASSES,
-    NEGLIGIBLE,
-    START_HIGH,
-    START_LOW,
-    TOLERANCE,
-)
-from hvd_adaptive.kernels.reference.lanes import add_lanes, rows_of
-from hvd_adaptive.kernels.reference.tables import bucket_norms, clipped
+from hvd_adaptive.kernels.constants import MOST_PASSES, NEGLIGIBLE, START_HIGH, START_LOW, TOLERANCE
+from hvd_adaptive.kernels.reference.tables import add_lanes, bucket_norms, clipped, rows_of
 
 
 def orq_levels(

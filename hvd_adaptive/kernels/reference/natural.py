@@ -11,12 +11,10 @@ from collections.abc import Sequence
 
 import torch
 
-from hvd_adaptive.kernels.block_sums import BlockSums
-from hvd_adaptive.kernels.constants import LARGEST, MASK32
+from hvd_adaptive.kernels.constants import LARGEST, MASK32, BlockSums
 from hvd_adaptive.kernels.packing import ONE_BIT
-from hvd_adaptive.kernels.reference.lanes import per_coordinate
-from hvd_adaptive.kernels.reference.pack import pack_codes, unpack_codes
-from hvd_adaptive.kernels.reference.tables import bucket_norms
+from hvd_adaptive.kernels.reference.codes import pack_codes, unpack_codes
+from hvd_adaptive.kernels.reference.tables import bucket_norms, per_coordinate
 from hvd_adaptive.kernels.reference.uniforms import uniforms
 
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import torch
 
 from hvd_adaptive.kernels.packing import ONE_BIT
-from hvd_adaptive.kernels.reference.lanes import add_lanes, rows_of
-from hvd_adaptive.kernels.reference.pack import pack_codes
+from hvd_adaptive.kernels.reference.codes import pack_codes
+from hvd_adaptive.kernels.reference.tables import add_lanes, rows_of
 
 
 def encode(flat: torch.Tensor, means: torch.Tensor, words: torch.Tensor, bucket_size: int) -> None:

@@ -13,7 +13,7 @@ from hvd_adaptive.kernels import hadamard
 from hvd_adaptive.kernels.constants import SMALLEST_NORM
 from hvd_adaptive.kernels.packing import packing_of
 from hvd_adaptive.kernels.qcs import DITHER_OFFSET, NEGATIVE_FROM, Run, streams
-from hvd_adaptive.kernels.reference.pack import pack_codes, unpack_codes
+from hvd_adaptive.kernels.reference.codes import pack_codes, unpack_codes
 from hvd_adaptive.kernels.reference.tables import bucket_norms
 from hvd_adaptive.kernels.reference.uniforms import uniforms
 

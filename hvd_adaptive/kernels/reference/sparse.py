@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import numpy as np
 import torch
 
 from hvd_adaptive.kernels.constants import SMALLEST_NORM
-from hvd_adaptive.kernels.reference.lanes import add_lanes, per_coordinate, rows_of
+from hvd_adaptive.kernels.reference.tables import add_lanes, per_coordinate, rows_of
 from hvd_adaptive.kernels.reference.uniforms import uniforms
 from hvd_adaptive.kernels.sparse import Sections
 from hvd_adaptive.kernels.tables import UNIFORM_SCALE
@@ -18,7 +16,7 @@ def encode(flat: torch.Tensor, bucket_size: int, density: float, k: int, key: in
     """Keep coordinates of ``flat`` (float32, (n,)) at random: see schemes/sparse.py.
 
     The threshold of a bucket is λ; it is 0 for a zero bucket, and NaN for a bucket with NaN or Inf
-    or whose λ overflows. ``words`` is the stream of kernels/rice.py with parameter ``k``.
+    or whose λ overflows. ``words`` is the stream of kernels/sparse.py with parameter ``k``.
     """
     buckets = flat.split(bucket_size) if flat.numel() else ()
     lambdas = flat.new_tensor([threshold(bucket, density) for bucket in buckets])
@@ -82,7 +80,7 @@ def add(sections: Sections, bucket_size: int, k: int, out: torch.Tensor) -> bool
 
     Only ``out`` is written, whatever the stream holds.
     """
-    lambdas, _, words = sections
+    lambdas, exact, words = sections
     out[per_coordinate(lambdas.isnan(), out.numel(), bucket_size)] = torch.nan
     data = words.cpu().numpy().view(np.uint8)
     bits = (np.unpackbits(data, bitorder="little") + ord("0")).tobytes().decode()
@@ -102,17 +100,6 @@ def add(sections: Sections, bucket_size: int, k: int, out: torch.Tensor) -> bool
         indices.append(index)
         kinds.append(2 if full else int(bits[end]))
         at = end if full else end + 1
-    return _add_kept(indices, kinds, sections, bucket_size, out)
-
-
-def _add_kept(
-    indices: Sequence[int],
-    kinds: Sequence[int],
-    sections: Sections,
-    bucket_size: int,
-    out: torch.Tensor,
-) -> bool:
-    lambdas, exact, _ = sections
     where = torch.tensor(indices, dtype=torch.int64, device=out.device)
     kind = torch.tensor(kinds, dtype=torch.int64, device=out.device)
     if int((kind == 2).sum()) != exact.numel():

@@ -6,13 +6,10 @@ follow, so that results can be compared bit for bit.
 
 from __future__ import annotations
 
-import numpy as np
 import torch
 
-from hvd_adaptive.kernels.block_sums import BlockSums
-from hvd_adaptive.kernels.constants import BINS, COARSE_BINS, SMALLEST_NORM
-from hvd_adaptive.kernels.reference.lanes import add_lanes, per_coordinate, rows_of
-from hvd_adaptive.kernels.reference.pack import pack_codes, unpack_codes
+from hvd_adaptive.kernels.constants import BINS, COARSE_BINS, NORM_LANES, SMALLEST_NORM, BlockSums
+from hvd_adaptive.kernels.reference.codes import pack_codes, unpack_codes
 from hvd_adaptive.kernels.reference.uniforms import uniforms
 from hvd_adaptive.kernels.tables import (
     HALF_BITS,
@@ -21,6 +18,7 @@ from hvd_adaptive.kernels.tables import (
     UNIFORM_SCALE,
     KernelTable,
 )
+from hvd_adaptive.kernels.tables import variances as variances
 
 
 def encode(
@@ -48,6 +46,32 @@ def encode(
     codes = quantize(flat, scales, bucket_size, table, key)
     words.copy_(pack_codes(codes, table.packing))
     return None
+
+
+def rows_of(flat: torch.Tensor, bucket_size: int, dtype: torch.dtype) -> torch.Tensor:
+    """Return the buckets as rows of ``dtype``, filled with zeros to a multiple of 32 columns."""
+    count = -(-flat.numel() // bucket_size)
+    padded = flat.new_zeros(count * bucket_size)
+    padded[: flat.numel()] = flat
+    rows = flat.new_zeros(count, -(-bucket_size // NORM_LANES) * NORM_LANES, dtype=dtype)
+    rows[:, :bucket_size] = padded.view(count, bucket_size)
+    return rows
+
+
+def add_lanes(rows: torch.Tensor) -> torch.Tensor:
+    """Sum each row: lane l adds numbers l, l + 32, ... in order, then a tree adds the lanes."""
+    lanes = rows.new_zeros(len(rows), NORM_LANES)
+    for part in rows.split(NORM_LANES, dim=1):
+        lanes = lanes + part
+    while lanes.shape[1] > 1:
+        half = lanes.shape[1] // 2
+        lanes = lanes[:, :half] + lanes[:, half:]
+    return lanes[:, 0]
+
+
+def per_coordinate(values: torch.Tensor, coordinates: int, bucket_size: int) -> torch.Tensor:
+    """Return the value of each coordinate's bucket."""
+    return values.repeat_interleave(bucket_size)[:coordinates]
 
 
 def bucket_norms(flat: torch.Tensor, bucket_size: int, norm: str) -> torch.Tensor:
@@ -161,17 +185,13 @@ def decode_add(
         out *= factor
 
 
-def histogram(bucket: torch.Tensor, scale: float) -> np.ndarray:
-    """Count r = abs(v)/scale in bins, int64 (1666,): log-spaced bins, the zeros, the ones.
+def histogram(bucket: torch.Tensor, scale: float) -> torch.Tensor:
+    """Count r = abs(v)/scale in bins, int64 (1666,): log-spaced bins, the zeros, the ones. A device
+    is not waited for.
 
     Bins 1 to 127 begin at 2**(-28 + k//8) * (1 + k%8 / 8), bins 128 + k at 2**(-12 + k//128) * (1 +
     k%128 / 128); bin 0 begins above zero. A NaN is in no bin.
     """
-    return counts(bucket, scale).cpu().numpy()
-
-
-def counts(bucket: torch.Tensor, scale: float) -> torch.Tensor:
-    """Compute ``histogram`` on the bucket's device, without waiting for it."""
     r = bucket.abs() * (1.0 / torch.tensor(scale, dtype=torch.float32, device=bucket.device))
     bits = r.view(torch.int32)
     coarse = ((bits >> 20) - ((127 - 28) << 3)).clamp(min=0)

@@ -11,7 +11,7 @@ import triton.language as tl
 from hvd_adaptive.kernels.packing import Packing, check_sections, packing_of
 from hvd_adaptive.kernels.triton.decoder import unpack_add
 from hvd_adaptive.kernels.triton.encoder import pack
-from hvd_adaptive.kernels.triton.random import integer24
+from hvd_adaptive.kernels.triton.uniforms import integer24
 
 # So many thresholds are laid out one after the other, 128 times in the kernel of codes of whole
 # bits, else once for each digit of a unit. Compiling thus takes seconds for any number of levels.

@@ -10,7 +10,6 @@ is ``at < n``, in words behind the payload's header.
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Sequence
 
 import torch
@@ -18,7 +17,6 @@ import triton
 import triton.language as tl
 
 from hvd_adaptive.base.device import from_host, put
-from hvd_adaptive.kernels.block_sums import BlockSums
 from hvd_adaptive.kernels.constants import (
     CHECK_A,
     CHECK_B,
@@ -26,8 +24,9 @@ from hvd_adaptive.kernels.constants import (
     CHECK_LANES,
     CHECKSUM_AT,
     HEADER_BYTES,
+    BlockSums,
 )
-from hvd_adaptive.kernels.triton.launch import launch
+from hvd_adaptive.kernels.triton.launch import launch, regular_runs
 
 _A, _B = tl.constexpr(CHECK_A), tl.constexpr(CHECK_B)
 _LANES, _BLOCK = tl.constexpr(CHECK_LANES), tl.constexpr(CHECK_BLOCK)
@@ -72,26 +71,15 @@ def _finish(words: torch.Tensor, seed: int, out: torch.Tensor) -> None:
 def _sums(bodies: Sequence[torch.Tensor]) -> torch.Tensor:
     """Return the 64 sums of each body (int32 words): int32 (bodies, 64)."""
     sums = torch.zeros(len(bodies), CHECK_LANES, dtype=torch.int32, device=bodies[0].device)
-    stride = _stride(bodies)
-    # Bodies at equal distances, as in a gathered tensor, need one launch.
-    runs = [(body, own, 1) for body, own in zip(bodies, sums, strict=True)]
-    if stride is not None:
-        runs = [(bodies[0], sums, len(bodies))]
-    for body, own, count in runs:
-        blocks, n = triton.cdiv(body.numel(), CHECK_BLOCK), body.numel()
-        launch(_add_blocks, blocks * count, body, body, stride or 0, n, blocks, own, num_warps=1)
+    pairs = list(zip(bodies, sums, strict=True))
+    # Bodies of one length at equal distances, as in a gathered tensor, need one launch.
+    alike = len({body.numel() for body in bodies}) == 1
+    for some in [pairs] if alike else [[pair] for pair in pairs]:
+        for first, count, (stride, _) in regular_runs(some):
+            body, own = some[first]
+            blocks, n = triton.cdiv(body.numel(), CHECK_BLOCK), body.numel()
+            launch(_add_blocks, blocks * count, body, body, stride, n, blocks, own, num_warps=1)
     return sums
-
-
-def _stride(bodies: Sequence[torch.Tensor]) -> int | None:
-    """Return the words from each body to the next if all have the same length and lie in one tensor
-    at equal distances, else None.
-    """
-    steps = {b.data_ptr() - a.data_ptr() for a, b in itertools.pairwise(bodies)} or {0}
-    storages = {body.untyped_storage().data_ptr() for body in bodies}
-    alike = len({body.numel() for body in bodies}) == len(storages) == 1
-    step = steps.pop()
-    return step // 4 if alike and not steps and step % 4 == 0 else None
 
 
 def _signed(value: int) -> int:

@@ -8,7 +8,6 @@ tensors.
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -16,9 +15,8 @@ import torch
 import triton
 import triton.language as tl
 
-from hvd_adaptive.kernels.packing import Packing, check_sections
-from hvd_adaptive.kernels.tables import KernelTable
-from hvd_adaptive.kernels.triton.launch import WARPS, kernel, launch, on_device, regular_runs
+from hvd_adaptive.kernels.packing import Packing
+from hvd_adaptive.kernels.triton.launch import WARPS, kernel, launch, regular_runs
 from hvd_adaptive.kernels.triton.layout import (
     Tensor,
     bucket_under,
@@ -44,21 +42,6 @@ class Run(NamedTuple):
     value: Any
     state: Any
     options: Any
-
-
-def decode_add(
-    payloads: list[tuple[torch.Tensor, torch.Tensor]],
-    bucket_size: int,
-    table: KernelTable,
-    factor: float,
-    out: torch.Tensor,
-    add: bool = True,
-) -> None:
-    """See reference.tables.decode_add."""
-    n = out.numel()
-    check_sections(payloads, "scales", -(-n // bucket_size), table.packing.words(n))
-    state = (_values(table, out.device),)
-    unpack_add(payloads, bucket_size, table.packing, factor, out, add, state, VALUE=_scaled_level)
 
 
 def unpack_add(
@@ -91,18 +74,6 @@ def unpack_add(
         at_end = factor if first + count == len(payloads) else 1.0
         args = *payloads[first], *place, count, *steps, at_end, state
         launch(_decode_kernel, programs, out, *args, OPTIONS=OPTIONS, **scheme)
-
-
-@triton.jit
-def _scaled_level(code, bucket, i, there, scales, state, OPTIONS: tl.constexpr):
-    """Multiply a shared table's value by the bucket's scale."""
-    scale = tl.load(scales + bucket, mask=there, other=0.0)
-    return tl.load(state[0] + code) * scale
-
-
-@functools.lru_cache(maxsize=64)
-def _values(table: KernelTable, device: torch.device) -> torch.Tensor:
-    return on_device(table.values, device)
 
 
 @kernel

@@ -13,19 +13,13 @@ import torch
 import triton
 import triton.language as tl
 
-from hvd_adaptive.kernels.eden import (
-    Buckets,
-    Levels,
-    finished_scales,
-    root_of,
-    shared_streams,
-)
+from hvd_adaptive.kernels.eden import Buckets, Levels, finished_scales, root_of, shared_streams
 from hvd_adaptive.kernels.packing import check_sections, packing_of
 from hvd_adaptive.kernels.triton.codes import pack, unpack
 from hvd_adaptive.kernels.triton.lanes import bucket_sizes, fold, lane_tree
 from hvd_adaptive.kernels.triton.launch import WARPS, kernel, launch, on_device
 from hvd_adaptive.kernels.triton.rotation import rotate, rotate_back
-from hvd_adaptive.kernels.triton.scan import bucket_norms
+from hvd_adaptive.kernels.triton.tables import bucket_norms
 
 _TILE = 1024
 
@@ -44,7 +38,7 @@ def encode(
     largest = bucket_norms(flat, bucket_size, "linf")
     y = flat.new_empty(buckets.codes)
     _for_each(_load_kernel, y, bucket_size, flat, largest, y, flat.numel())
-    for rows, numbers in _rows(y, _all(buckets.count, flat.device), bucket_size):
+    for rows, numbers in _rows(y, torch.arange(buckets.count, device=flat.device), bucket_size):
         for stream in streams:
             rotate(rows, numbers, stream)
     norms = bucket_norms(y, bucket_size, "l2")
@@ -78,7 +72,7 @@ def decode_add(
 ) -> None:
     buckets = Buckets(out.numel(), bucket_size)
     count = packing_of(1 << levels.bits).words(levels.codes(buckets.codes, bucket_size))
-    numbers = _all(buckets.count, out.device)
+    numbers = torch.arange(buckets.count, device=out.device)
     sums = out.new_zeros(buckets.codes)
     used = torch.zeros(buckets.count, dtype=torch.bool, device=out.device)
     check_sections(payloads, "buckets", buckets.count, count)
@@ -89,7 +83,7 @@ def decode_add(
     for rows, own_numbers in _rows(sums, numbers, bucket_size):
         for stream in reversed(shared_streams(shared, levels.bits)):
             rotate_back(rows, own_numbers, stream, root_of(rows.shape[1]))
-    _for_each(_finish_kernel, out, bucket_size, sums, used, out)
+    _for_each(_add_kernel, out, bucket_size, sums, used, out)
 
 
 def _add(
@@ -124,10 +118,6 @@ def _sums(y: torch.Tensor, bucket_size: int) -> torch.Tensor:
     programs = -(-count // WARPS)
     launch(_sums_kernel, programs, y, y, found, n, bucket_size, count, BUCKETS=WARPS)
     return found
-
-
-def _all(count: int, device: torch.device) -> torch.Tensor:
-    return torch.arange(count, dtype=torch.int64, device=device)
 
 
 def _rows(
@@ -182,13 +172,7 @@ def _code_at(i, row, n, bucket_size, kept, kept_last):
 
 @kernel
 def _load_kernel(
-    n: tl.int64,
-    bucket_size: tl.int64,
-    x,
-    largest,
-    y,
-    coordinates: tl.int64,
-    TILE: tl.constexpr,
+    n: tl.int64, bucket_size: tl.int64, x, largest, y, coordinates: tl.int64, TILE: tl.constexpr
 ):
     """Set y to buckets times the power of two that brings the largest coordinate into [2, 4)."""
     i, there, row = _place(n, bucket_size, TILE)
@@ -266,18 +250,9 @@ def _take_kernel(
 
 
 @kernel
-def _add_kernel(n: tl.int64, bucket_size: tl.int64, y, scales, sums, TILE: tl.constexpr):
-    """Add buckets of y whose scales are not 0 to sums."""
-    i, there, row = _place(n, bucket_size, TILE)
-    there = there & (tl.load(scales + row, mask=there, other=0.0) != 0)
-    before = tl.load(sums + i, mask=there, other=0.0)
-    tl.store(sums + i, before + tl.load(y + i, mask=there, other=0.0), mask=there)
-
-
-@kernel
-def _finish_kernel(n: tl.int64, bucket_size: tl.int64, sums, used, out, TILE: tl.constexpr):
-    """Add the sums of used buckets to out."""
+def _add_kernel(n: tl.int64, bucket_size: tl.int64, y, used, sums, TILE: tl.constexpr):
+    """Add buckets of y to sums where ``used`` is not 0."""
     i, there, row = _place(n, bucket_size, TILE)
     there = there & (tl.load(used + row, mask=there, other=0) != 0)
-    before = tl.load(out + i, mask=there, other=0.0)
-    tl.store(out + i, before + tl.load(sums + i, mask=there, other=0.0), mask=there)
+    before = tl.load(sums + i, mask=there, other=0.0)
+    tl.store(sums + i, before + tl.load(y + i, mask=there, other=0.0), mask=there)

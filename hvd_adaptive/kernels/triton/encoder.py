@@ -17,10 +17,7 @@ import triton.language as tl
 
 from hvd_adaptive.kernels.packing import Packing
 from hvd_adaptive.kernels.random import signed
-from hvd_adaptive.kernels.tables import KernelTable
-from hvd_adaptive.kernels.triton import quantize
-from hvd_adaptive.kernels.triton.lanes import norm_of
-from hvd_adaptive.kernels.triton.launch import WARPS, kernel, launch, multiprocessors
+from hvd_adaptive.kernels.triton.launch import WARPS, kernel, launch
 from hvd_adaptive.kernels.triton.layout import (
     ALIGNED,
     LONG,
@@ -33,15 +30,7 @@ from hvd_adaptive.kernels.triton.layout import (
     segments_of,
     words_left,
 )
-from hvd_adaptive.kernels.triton.random import COUNTER, bucket_key
-from hvd_adaptive.kernels.triton.scan import clip_limits, fill_norms
-
-# Norm and codes come from one launch if a bucket is whole tiles of a warp and not longer than this:
-# a warp walks over the bucket, and reads it again from the L2 cache.
-_TILE, _MOST_FUSED = 1024, 1 << 16
-# Below so many buckets for each multiprocessor, so many warps share a bucket: each sums all of it
-# (the tree's order allows no less), then packs a part.
-_WARPS_OF_FEW = ((2, 8), (8, 4))
+from hvd_adaptive.kernels.triton.uniforms import COUNTER, bucket_key
 
 
 class Scheme(NamedTuple):
@@ -67,37 +56,6 @@ class Tile(NamedTuple):
     within: Any
     of_first: Any
     of_next: Any
-
-
-def encode(
-    flat: torch.Tensor,
-    scales: torch.Tensor,
-    words: torch.Tensor,
-    bucket_size: int,
-    norm: str,
-    table: KernelTable,
-    key: int,
-    clip: float | None = None,
-    summing: bool = False,
-) -> None:
-    """See reference.tables.encode."""
-    rule, numbers, sizes = quantize.rule_of(table, flat.device)
-    limits = scales if clip is None else clip_limits(flat, bucket_size, clip)
-    state = (scales, limits, *numbers)
-    options = (table.thresholds, table.base, table.alphabet, int(clip is not None), *sizes)
-    scheme: dict[str, Any] = {"CODE": quantize.code_of, "RULE": rule, "OPTIONS": options}
-    if table.packing.digits == 1 and bucket_size % _TILE == 0 and bucket_size <= _MOST_FUSED:
-        load = scales.numel() / multiprocessors(flat.device)
-        warps = next((warps for least, warps in _WARPS_OF_FEW if load < least), 1)
-        lane_words = table.packing.words(flat.numel()) // 16
-        args = flat, words, flat.numel(), bucket_size, lane_words, signed(key), state
-        scheme |= {"SEGMENTS": 2 * warps, "LINF": norm == "linf"}
-        scheme["LAYOUT"] = segments_of(table.packing)
-        launch(_fused_kernel, scales.numel(), flat, *args, num_warps=warps, **scheme)
-        return
-    fill_norms(flat, bucket_size, norm, None if clip is None else limits, scales)
-    scheme["PREPARE"] = quantize.prepare
-    pack(flat, words, bucket_size, table.packing, key, state, **scheme)
 
 
 def pack(
@@ -172,52 +130,7 @@ def _pack_segments(
     of_first = _about(bucket, within, scheme)
     of_next = _about(bucket + 1, within - tensor.bucket_size, scheme)
     tile = Tile(segment, thread % 16, bucket, within, of_first, of_next)
-    _pack_tile(tensor, tile, words, lane_words, scheme, BUCKETS, LAYOUT)
-
-
-@kernel
-def _fused_kernel(
-    x,
-    words,
-    n: tl.int64,
-    bucket_size: tl.int64,
-    lane_words: tl.int64,
-    stream: tl.int64,
-    state,
-    SEGMENTS: tl.constexpr,
-    LINF: tl.constexpr,
-    LAYOUT: tl.constexpr,
-    CODE: tl.constexpr,
-    RULE: tl.constexpr,
-    OPTIONS: tl.constexpr,
-):
-    """Compute a bucket's norm in each program, then its codes, a tile of segments at a time."""
-    bucket = tl.program_id(0).to(tl.int64)
-    size = tl.minimum(n - bucket * bucket_size, bucket_size)
-    limit = tl.load(state[1] + bucket) if OPTIONS[3] else 0.0
-    norm = norm_of(x, bucket * bucket_size, size, limit, LINF, OPTIONS[3])
-    tl.store(state[0] + bucket, norm)
-    inverse, usable = quantize.of_scale(norm)
-    about = (inverse, usable, limit)
-    low, high = bucket_key(stream, bucket)
-    tensor = Tensor(x, n, bucket_size, bucket)
-    thread = tl.arange(0, 16 * SEGMENTS)
-    for first in range(0, bucket_size, SEGMENTS * 512):
-        within = first + (thread // 16).to(tl.int64) * 512
-        # A tile may reach beyond its bucket: those segments belong to no tensor.
-        segment = tl.where(within < bucket_size, (bucket * bucket_size + within) // 512, 1 << 50)
-        own = (within.to(tl.uint32) * COUNTER + low, high, about)
-        tile = Tile(segment, thread % 16, bucket, within, own, own)
-        _pack_tile(
-            tensor,
-            tile,
-            words,
-            lane_words,
-            # Nothing reads PREPARE, the number of buckets, and magic: segments lie in one bucket.
-            Scheme(CODE, CODE, RULE, state, OPTIONS, bucket, stream),
-            ALIGNED,
-            LAYOUT,
-        )
+    pack_tile(tensor, tile, words, lane_words, scheme, BUCKETS, LAYOUT)
 
 
 @triton.jit
@@ -237,9 +150,7 @@ def _about(bucket, within, scheme):
 
 
 @triton.jit
-def _pack_tile(
-    tensor, tile, words, lane_words, scheme, BUCKETS: tl.constexpr, LAYOUT: tl.constexpr
-):
+def pack_tile(tensor, tile, words, lane_words, scheme, BUCKETS: tl.constexpr, LAYOUT: tl.constexpr):
     """Store the words of lanes (int32) of segments, row by row: a lane's bits are gathered in 64
     bits, whose lower word is written out when it is full.
     """

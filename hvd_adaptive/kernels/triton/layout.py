@@ -1,9 +1,10 @@
 """Locate coordinates in words, and words and buckets under a tile of coordinates, in Triton.
 
 A segment is the least run of coordinates that begins and ends with whole words in every lane: a
-block of fixed.py, or some rows of radix.py (kernels/). A tile is ``SEGMENTS`` segments times 16
-lanes, one thread for each lane; a thread makes all words of its lane. In both packings a row has
-some digits in each lane, which make a unit of ``width`` bits, sum_digit code * base**digit.
+block of fixed width, or some rows of radix packing (kernels/packing.py). A tile is ``SEGMENTS``
+segments times 16 lanes, one thread for each lane; a thread makes all words of its lane. In both
+packings a row has some digits in each lane, which make a unit of ``width`` bits, sum_digit code *
+base**digit.
 """
 
 from __future__ import annotations
@@ -13,13 +14,15 @@ import math
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
+import torch
 import triton
 import triton.language as tl
 
-from hvd_adaptive.kernels import fixed, radix
-from hvd_adaptive.kernels.packing import Packing
+from hvd_adaptive.kernels.packing import LANES, QUARTERS, ROWS, Packing
+from hvd_adaptive.kernels.triton.launch import launch
 
 _LEAST_ROWS = 8
+_TILE = 1024
 
 # How the buckets lie on the segments. ALIGNED: each segment lies in one bucket. LONG: a segment
 # holds one boundary at most. SHORT: a segment holds any number of buckets.
@@ -37,7 +40,7 @@ class Tensor(NamedTuple):
 
 @dataclass(frozen=True)
 class Segments:
-    """Hold the constants of a packing, LAYOUT in kernels. fixed: packed as in kernels/fixed.py,
+    """Hold the constants of a packing, LAYOUT in kernels. fixed: of fixed width,
     whose last block has shorter quarters.
     """
 
@@ -53,9 +56,7 @@ class Segments:
 
     def buckets(self, bucket_size: int) -> int:
         """Return how buckets of this size lie on the segments."""
-        if bucket_size % self.coordinates == 0:
-            return ALIGNED.value
-        return LONG.value if bucket_size >= self.coordinates else SHORT.value
+        return buckets_on(bucket_size, self.coordinates)
 
 
 @functools.cache
@@ -63,9 +64,9 @@ def segments_of(packing: Packing) -> Segments:
     """Return the segments of a packing."""
     if packing.digits == 1:
         bits = packing.width
-        return Segments(True, fixed.ROWS, fixed.QUARTERS, 1 << bits, fixed.QUARTERS * bits)
+        return Segments(True, ROWS, QUARTERS, 1 << bits, QUARTERS * bits)
     rows = max(_LEAST_ROWS, 32 // math.gcd(packing.width, 32))
-    assert fixed.LANES == radix.LANES == 16
+    assert LANES == 16
     return Segments(False, rows, packing.digits, packing.alphabet, packing.width)
 
 
@@ -74,6 +75,22 @@ def magic(bucket_size: int) -> int:
     rounded up.
     """
     return min(-(-(1 << 31) // bucket_size), 1 << 31)
+
+
+def for_each(
+    action: Any, on: torch.Tensor, n: int, bucket_size: int, *args: Any, **constants: Any
+) -> None:
+    """Launch ``action(n, bucket_size, magic, *args, TILE, BUCKETS, **constants)`` on tiles of ``n``
+    coordinates on the device of ``on``."""
+    constants |= {"TILE": _TILE, "BUCKETS": buckets_on(bucket_size, _TILE)}
+    launch(action, -(-n // _TILE), on, n, bucket_size, magic(bucket_size), *args, **constants)
+
+
+def buckets_on(bucket_size: int, tile: int) -> int:
+    """Return how buckets of this size lie on runs of ``tile`` coordinates."""
+    if bucket_size % tile == 0:
+        return ALIGNED.value
+    return LONG.value if bucket_size >= tile else SHORT.value
 
 
 @triton.jit
@@ -131,3 +148,15 @@ def crossed(place, within, bucket_size, magic, BUCKETS: tl.constexpr):
         return (place >= room).to(tl.int32)
     t = (within.to(tl.int32) + place).to(tl.uint32)
     return tl.umulhi(2 * t + 1, magic.to(tl.uint32)).to(tl.int32)
+
+
+@triton.jit
+def place_of(tile, n, bucket_size, magic, TILE: tl.constexpr, BUCKETS: tl.constexpr):
+    """Return the coordinates' places in the tensor (int64), whether they exist, their buckets
+    (int64), and their places in these (uint32, modulo 2**32). tile: int64.
+    """
+    bucket, within = bucket_under(tile, bucket_size, TILE)
+    place = tl.arange(0, TILE)
+    i = tile * TILE + place
+    over = crossed(place, within, bucket_size, magic, BUCKETS)
+    return i, i < n, bucket + over, (within - over * bucket_size + place).to(tl.uint32)

@@ -14,7 +14,7 @@ import triton.language as tl
 from hvd_adaptive.kernels.constants import MOST_PASSES, NEGLIGIBLE, START_HIGH, START_LOW, TOLERANCE
 from hvd_adaptive.kernels.triton.lanes import fold, lane_tree, norm_of
 from hvd_adaptive.kernels.triton.launch import kernel, launch
-from hvd_adaptive.kernels.triton.scan import bucket_norms, clipped
+from hvd_adaptive.kernels.triton.tables import bucket_norms, clipped
 
 _MOST_PASSES, _NEGLIGIBLE = tl.constexpr(MOST_PASSES), tl.constexpr(NEGLIGIBLE)
 _START_LOW, _START_HIGH = tl.constexpr(START_LOW), tl.constexpr(START_HIGH)

@@ -7,7 +7,6 @@ begins with the buckets' scales and limits; ``OPTIONS`` is (thresholds, base, al
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -15,15 +14,10 @@ import torch
 import triton
 import triton.language as tl
 
-from hvd_adaptive.kernels.tables import (
-    HALF_BITS,
-    LOG2_COEFFICIENTS,
-    MANTISSA_BITS,
-    KernelTable,
-)
+from hvd_adaptive.kernels.tables import HALF_BITS, LOG2_COEFFICIENTS, MANTISSA_BITS, KernelTable
 from hvd_adaptive.kernels.triton.lanes import clamped
 from hvd_adaptive.kernels.triton.launch import on_device
-from hvd_adaptive.kernels.triton.random import uniform24
+from hvd_adaptive.kernels.triton.uniforms import uniform24
 
 # More thresholds than these are searched: a comparison costs four instructions and two registers; a
 # step of a search, which halves the rest, costs five.
@@ -115,31 +109,16 @@ def rule_of(table: KernelTable, device: torch.device) -> tuple[Any, tuple, tuple
     """Return a table's rule, its entries in ``state`` behind scales and limits, and its ``OPTIONS``
     behind the first four.
     """
-    return _RULES[table.rule](table, device)
-
-
-def _counted(table: KernelTable, device: torch.device) -> tuple[Any, tuple, tuple]:
+    if table.rule == "uniform":
+        return uniform, tuple(table.numbers[:2].tolist()), ()
+    if table.rule == "exponential":
+        lowest = (table.start[0], table.gap[0], table.lower[1])
+        return exponential, (*table.numbers.tolist(), *map(float, lowest)), ()
     if table.thresholds > MOST_COUNTED:
         rows = _search_rows(table, device)
         return search, (rows,), (rows.shape[1], rows.shape[1].bit_length() - 1)
     pairs = np.stack([table.start, table.gap], axis=1)
     return count, tuple(pairs.reshape(-1).tolist()), ()
-
-
-def _by_numbers(table: KernelTable, device: torch.device) -> tuple[Any, tuple, tuple]:
-    return uniform, tuple(table.numbers[:2].tolist()), ()
-
-
-def _by_logarithm(table: KernelTable, device: torch.device) -> tuple[Any, tuple, tuple]:
-    lowest = (table.start[0], table.gap[0], table.lower[1])
-    return exponential, (*table.numbers.tolist(), *map(float, lowest)), ()
-
-
-_RULES: dict[str, Callable[[KernelTable, torch.device], tuple[Any, tuple, tuple]]] = {
-    "thresholds": _counted,
-    "uniform": _by_numbers,
-    "exponential": _by_logarithm,
-}
 
 
 @functools.lru_cache(maxsize=64)

@@ -6,11 +6,11 @@ import torch
 import triton
 import triton.language as tl
 
-from hvd_adaptive.kernels import hadamard
+from hvd_adaptive.kernels import eden
 from hvd_adaptive.kernels.eden import APART, SPAN, block_order
 from hvd_adaptive.kernels.random import signed
 from hvd_adaptive.kernels.triton.launch import kernel, launch
-from hvd_adaptive.kernels.triton.random import COUNTER, bucket_key, mixed
+from hvd_adaptive.kernels.triton.uniforms import COUNTER, bucket_key, mixed
 
 _APART, _SPAN = tl.constexpr(APART), tl.constexpr(SPAN)
 _TILE = 1024
@@ -21,39 +21,27 @@ _COORDINATES_PER_WARP = 1 << 10
 
 
 def rotate(y: torch.Tensor, numbers: torch.Tensor, stream: int) -> None:
-    """Rotate rows y (float32, (buckets, length), contiguous) in place: see reference.eden._rotated.
+    """Rotate rows y (float32, (buckets, length), contiguous) in place: see kernels.eden.rotate.
 
     Args:
         numbers: The rows' buckets (int64), on the same device.
     """
-    length = y.shape[1]
-    m = block_order(length)
-    if m == length and m <= LARGEST:
+    if block_order(y.shape[1]) == y.shape[1] <= LARGEST:
         _transform(y, numbers, stream, 1.0, before=True)
         return
     _flip(y, numbers, stream)
-    if m == length:
-        y.copy_(hadamard.transform(y, m))
-        return
-    for part in (y[:, :m], y[:, length - m :]):
-        part.copy_(hadamard.transform(part, m) * m**-0.5)
+    eden.rotate(y, back=False)
 
 
 def rotate_back(y: torch.Tensor, numbers: torch.Tensor, stream: int, factor: float) -> None:
-    """Undo a rotation of y in place, and multiply by ``factor``: see reference.eden._rotated_back.
+    """Undo a rotation of y in place, and multiply by ``factor``: see kernels.eden.rotate.
 
     The factor of H is left out if the length is a power of two.
     """
-    length = y.shape[1]
-    m = block_order(length)
-    if m == length and m <= LARGEST:
+    if block_order(y.shape[1]) == y.shape[1] <= LARGEST:
         _transform(y, numbers, stream, factor, before=False)
         return
-    if m == length:
-        y.copy_(hadamard.transform(y, m))
-    else:
-        for part in (y[:, length - m :], y[:, :m]):
-            part.copy_(hadamard.transform(part, m) * m**-0.5)
+    eden.rotate(y, back=True)
     _flip(y, numbers, stream)
     y *= factor
 

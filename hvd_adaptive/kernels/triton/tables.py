@@ -1,20 +1,235 @@
-"""Quantise to level tables for CUDA tensors, in Triton.
+"""Quantise to level tables for CUDA tensors, and compute norms and histograms, in Triton.
 
 Signatures and integers are the same as in reference/tables.py. Everything is queued on the current
-stream of the tensors' device; ``histogram`` waits for its result.
+stream of the tensors' device.
 """
 
 from __future__ import annotations
 
-from hvd_adaptive.kernels.triton.decoder import decode_add
-from hvd_adaptive.kernels.triton.encoder import encode
-from hvd_adaptive.kernels.triton.scan import bucket_norms, clipped, counts, histogram
+import functools
+from typing import Any
 
-__all__ = [
-    "bucket_norms",
-    "clipped",
-    "counts",
-    "decode_add",
-    "encode",
-    "histogram",
-]
+import numpy as np
+import torch
+import triton
+import triton.language as tl
+
+from hvd_adaptive.kernels.constants import BINS, COARSE_BINS
+from hvd_adaptive.kernels.packing import check_sections
+from hvd_adaptive.kernels.random import signed
+from hvd_adaptive.kernels.tables import KernelTable
+from hvd_adaptive.kernels.tables import variances as variances
+from hvd_adaptive.kernels.triton import quantize
+from hvd_adaptive.kernels.triton.decoder import unpack_add
+from hvd_adaptive.kernels.triton.encoder import Scheme, Tile, pack, pack_tile
+from hvd_adaptive.kernels.triton.lanes import bucket_sizes, clamped, norm_of, norms_of
+from hvd_adaptive.kernels.triton.launch import WARPS, kernel, launch, multiprocessors, on_device
+from hvd_adaptive.kernels.triton.layout import ALIGNED, Tensor, for_each, place_of, segments_of
+from hvd_adaptive.kernels.triton.uniforms import COUNTER, bucket_key
+
+# Norm and codes come from one launch if a bucket is whole tiles of a warp and not longer than this:
+# a warp walks over the bucket, and reads it again from the L2 cache.
+_TILE, _MOST_FUSED = 1024, 1 << 16
+# Below so many buckets for each multiprocessor, so many warps share a bucket: each sums all of it
+# (the tree's order allows no less), then packs a part.
+_WARPS_OF_FEW = ((2, 8), (8, 4))
+
+
+def encode(
+    flat: torch.Tensor,
+    scales: torch.Tensor,
+    words: torch.Tensor,
+    bucket_size: int,
+    norm: str,
+    table: KernelTable,
+    key: int,
+    clip: float | None = None,
+    summing: bool = False,
+) -> None:
+    rule, numbers, sizes = quantize.rule_of(table, flat.device)
+    limits = scales if clip is None else _clip_limits(flat, bucket_size, clip)
+    state = (scales, limits, *numbers)
+    options = (table.thresholds, table.base, table.alphabet, int(clip is not None), *sizes)
+    scheme: dict[str, Any] = {"CODE": quantize.code_of, "RULE": rule, "OPTIONS": options}
+    if table.packing.digits == 1 and bucket_size % _TILE == 0 and bucket_size <= _MOST_FUSED:
+        load = scales.numel() / multiprocessors(flat.device)
+        warps = next((warps for least, warps in _WARPS_OF_FEW if load < least), 1)
+        lane_words = table.packing.words(flat.numel()) // 16
+        args = flat, words, flat.numel(), bucket_size, lane_words, signed(key), state
+        scheme |= {"SEGMENTS": 2 * warps, "LINF": norm == "linf"}
+        scheme["LAYOUT"] = segments_of(table.packing)
+        launch(_fused_kernel, scales.numel(), flat, *args, num_warps=warps, **scheme)
+        return
+    _fill_norms(flat, bucket_size, norm, None if clip is None else limits, scales)
+    scheme["PREPARE"] = quantize.prepare
+    pack(flat, words, bucket_size, table.packing, key, state, **scheme)
+
+
+def decode_add(
+    payloads: list[tuple[torch.Tensor, torch.Tensor]],
+    bucket_size: int,
+    table: KernelTable,
+    factor: float,
+    out: torch.Tensor,
+    add: bool = True,
+) -> None:
+    n = out.numel()
+    check_sections(payloads, "scales", -(-n // bucket_size), table.packing.words(n))
+    state = (_values(table, out.device),)
+    unpack_add(payloads, bucket_size, table.packing, factor, out, add, state, VALUE=_scaled_level)
+
+
+def bucket_norms(flat: torch.Tensor, bucket_size: int, norm: str) -> torch.Tensor:
+    norms = flat.new_empty(-(-flat.numel() // bucket_size))
+    _fill_norms(flat, bucket_size, norm, None, norms)
+    return norms
+
+
+def _fill_norms(
+    flat: torch.Tensor,
+    bucket_size: int,
+    norm: str,
+    limits: torch.Tensor | None,
+    norms: torch.Tensor,
+) -> None:
+    """Fill ``norms`` (float32, (buckets,)) with reference.bucket_norms of ``flat``, within the
+    buckets' limits of magnitude (float32) if there are any.
+    """
+    some, count = norms if limits is None else limits, norms.numel()
+    args = flat, norms, some, flat.numel(), bucket_size, count
+    constants = {"BUCKETS": WARPS, "LINF": norm == "linf", "CLIP": limits is not None}
+    launch(_norms_kernel, -(-count // WARPS), flat, *args, **constants)
+
+
+def _clip_limits(flat: torch.Tensor, bucket_size: int, clip: float) -> torch.Tensor:
+    """Return limits of the buckets' magnitudes, float32: see reference.tables.clipped."""
+    limits = bucket_norms(flat, bucket_size, "l2")
+    rest = flat.numel() - (limits.numel() - 1) * bucket_size
+    for part, size in ((limits[:-1], bucket_size), (limits[-1:], rest)):
+        part *= float(np.float32(clip / np.sqrt(np.float64(max(size, 1)))))
+    return limits
+
+
+def clipped(flat: torch.Tensor, bucket_size: int, clip: float) -> torch.Tensor:
+    limits, out, n = _clip_limits(flat, bucket_size, clip), torch.empty_like(flat), flat.numel()
+    for_each(_clip_kernel, flat, n, bucket_size, flat, limits, out)
+    return out
+
+
+def histogram(bucket: torch.Tensor, scale: float) -> torch.Tensor:
+    n, found = bucket.numel(), bucket.new_zeros(BINS + 2, dtype=torch.int64)
+    inverse = float(np.float32(1) / np.float32(scale))
+    constants = {"TILE": _TILE, "BINS": BINS, "COARSE": COARSE_BINS}
+    launch(_histogram_kernel, -(-n // _TILE), bucket, bucket, inverse, found, n, **constants)
+    return found
+
+
+@triton.jit
+def _scaled_level(code, bucket, i, there, scales, state, OPTIONS: tl.constexpr):
+    """Multiply a shared table's value by the bucket's scale."""
+    scale = tl.load(scales + bucket, mask=there, other=0.0)
+    return tl.load(state[0] + code) * scale
+
+
+@functools.lru_cache(maxsize=64)
+def _values(table: KernelTable, device: torch.device) -> torch.Tensor:
+    return on_device(table.values, device)
+
+
+@kernel
+def _fused_kernel(
+    x,
+    words,
+    n: tl.int64,
+    bucket_size: tl.int64,
+    lane_words: tl.int64,
+    stream: tl.int64,
+    state,
+    SEGMENTS: tl.constexpr,
+    LINF: tl.constexpr,
+    LAYOUT: tl.constexpr,
+    CODE: tl.constexpr,
+    RULE: tl.constexpr,
+    OPTIONS: tl.constexpr,
+):
+    """Compute a bucket's norm in each program, then its codes, a tile of segments at a time."""
+    bucket = tl.program_id(0).to(tl.int64)
+    size = tl.minimum(n - bucket * bucket_size, bucket_size)
+    limit = tl.load(state[1] + bucket) if OPTIONS[3] else 0.0
+    norm = norm_of(x, bucket * bucket_size, size, limit, LINF, OPTIONS[3])
+    tl.store(state[0] + bucket, norm)
+    inverse, usable = quantize.of_scale(norm)
+    about = (inverse, usable, limit)
+    low, high = bucket_key(stream, bucket)
+    tensor = Tensor(x, n, bucket_size, bucket)
+    thread = tl.arange(0, 16 * SEGMENTS)
+    for first in range(0, bucket_size, SEGMENTS * 512):
+        within = first + (thread // 16).to(tl.int64) * 512
+        # A tile may reach beyond its bucket: those segments belong to no tensor.
+        segment = tl.where(within < bucket_size, (bucket * bucket_size + within) // 512, 1 << 50)
+        own = (within.to(tl.uint32) * COUNTER + low, high, about)
+        tile = Tile(segment, thread % 16, bucket, within, own, own)
+        pack_tile(
+            tensor,
+            tile,
+            words,
+            lane_words,
+            # Nothing reads PREPARE, the number of buckets, and magic: segments lie in one bucket.
+            Scheme(CODE, CODE, RULE, state, OPTIONS, bucket, stream),
+            ALIGNED,
+            LAYOUT,
+        )
+
+
+@kernel
+def _norms_kernel(
+    x,
+    norms,
+    limits,
+    n: tl.int64,
+    bucket_size: tl.int64,
+    buckets: tl.int64,
+    BUCKETS: tl.constexpr,
+    LINF: tl.constexpr,
+    CLIP: tl.constexpr,
+):
+    """Compute the norms of a tile of buckets in each program."""
+    b = tl.program_id(0).to(tl.int64) * BUCKETS + tl.arange(0, BUCKETS)[:, None]
+    there = b < buckets
+    size = bucket_sizes(b, n, bucket_size)
+    limit = tl.load(limits + b, mask=there, other=0.0) if CLIP else 0.0
+    norm = norms_of(x, b * bucket_size, size, tl.max(size), limit, BUCKETS, LINF, CLIP)
+    tl.store(norms + b, norm, mask=there)
+
+
+@kernel
+def _clip_kernel(
+    n: tl.int64,
+    bucket_size: tl.int64,
+    magic: tl.int64,
+    x,
+    limits,
+    out,
+    TILE: tl.constexpr,
+    BUCKETS: tl.constexpr,
+):
+    tile = tl.program_id(0).to(tl.int64)
+    i, there, bucket, _ = place_of(tile, n, bucket_size, magic, TILE, BUCKETS)
+    limit = tl.load(limits + bucket, mask=there, other=0.0)
+    tl.store(out + i, clamped(tl.load(x + i, mask=there, other=0.0), limit), mask=there)
+
+
+@kernel
+def _histogram_kernel(
+    x, inverse, counts, n: tl.int64, TILE: tl.constexpr, BINS: tl.constexpr, COARSE: tl.constexpr
+):
+    i = tl.program_id(0).to(tl.int64) * TILE + tl.arange(0, TILE)
+    there = i < n
+    r = tl.abs(tl.load(x + i, mask=there, other=0.0)) * tl.cast(inverse, tl.float32)
+    bits = r.to(tl.int32, bitcast=True)
+    low = tl.maximum((bits >> 20) - ((127 - 28) << 3), 0)
+    high = (bits >> 16) - ((127 - 12) << 7) + COARSE
+    index = tl.where(r < 2.0**-12, low, high)
+    index = tl.where(r == 0, BINS, tl.where(r >= 1, BINS + 1, index))
+    known = there & (r == r)  # a NaN has no bin
+    tl.atomic_add(counts + index, tl.full((TILE,), 1, tl.int64), mask=known, sem="relaxed")

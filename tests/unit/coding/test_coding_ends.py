@@ -7,7 +7,7 @@ import torch
 
 from hvd_adaptive import ALQ, ECDQ
 from hvd_adaptive.coding import coder
-from hvd_adaptive.kernels.numba import dithered
+from hvd_adaptive.kernels import dithered
 
 N = 3 * coder.SEGMENT
 

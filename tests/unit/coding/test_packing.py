@@ -1,4 +1,4 @@
-"""Packing against bit-by-bit implementations of the docstrings of kernels/fixed.py and radix.py."""
+"""Packing against bit-by-bit implementations of the docstrings of kernels/packing.py."""
 
 from __future__ import annotations
 
@@ -9,10 +9,9 @@ import unit_oracles as oracle
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hvd_adaptive.kernels.fixed import packed_words
 from hvd_adaptive.kernels.numba import tables as cpu
-from hvd_adaptive.kernels.packing import packing_of
-from hvd_adaptive.kernels.reference import pack as reference_pack
+from hvd_adaptive.kernels.packing import Packing, packing_of
+from hvd_adaptive.kernels.reference import codes as reference_codes
 from hvd_adaptive.kernels.reference import tables as reference
 from hvd_adaptive.kernels.tables import kernel_table
 
@@ -29,10 +28,11 @@ def words_of(codes: list[int], bits: int) -> torch.Tensor:
 
 def check(codes: list[int], bits: int) -> None:
     want = words_of(codes, bits)
-    packed = reference_pack.pack(torch.tensor(codes, dtype=torch.int64), bits)
+    packing = Packing(1 << bits, 1, bits)
+    packed = reference_codes.pack_codes(torch.tensor(codes, dtype=torch.int64), packing)
     assert torch.equal(packed, want)
-    assert packed_words(len(codes), bits) == want.numel()
-    assert reference_pack.unpack(want, len(codes), bits).tolist() == codes
+    assert packing.words(len(codes)) == want.numel()
+    assert reference_codes.unpack_codes(want, len(codes), packing).tolist() == codes
 
 
 @given(st.integers(1, 8), st.integers(0, 2000), st.integers(0, 2**32 - 1))
@@ -67,9 +67,9 @@ def test_radix_words_and_roundtrip(alphabet, n, seed):
     codes = np.random.default_rng(seed).integers(0, alphabet, n).tolist()
     packing = packing_of(alphabet)
     want = torch.from_numpy(np.array(oracle.pack_radix(codes, alphabet), np.uint32).view(np.int32))
-    packed = reference_pack.pack_codes(torch.tensor(codes, dtype=torch.int64), packing)
+    packed = reference_codes.pack_codes(torch.tensor(codes, dtype=torch.int64), packing)
     assert torch.equal(packed, want) and packing.words(n) == want.numel()
-    assert reference_pack.unpack_codes(want, n, packing).tolist() == codes
+    assert reference_codes.unpack_codes(want, n, packing).tolist() == codes
 
 
 @pytest.mark.parametrize(("bits", "uniform"), ((4, True), (5, False), (6, True), (8, False)))
@@ -78,7 +78,7 @@ def test_codes_beyond_the_last_are_read_inside_the_table(bits, uniform):
     half = (1 << (bits - 1)) - 1
     magnitudes = np.arange(half + 1) / half
     table = kernel_table(magnitudes if uniform else magnitudes**2, symmetric=False)
-    words = torch.full((packed_words(600, bits),), -1, dtype=torch.int32)
+    words = torch.full((Packing(1 << bits, 1, bits).words(600),), -1, dtype=torch.int32)
     outs = [torch.zeros(600), torch.zeros(600)]
     for module, out in zip((cpu, reference), outs, strict=True):
         module.decode_add([(torch.ones(1), words)], 600, table, 1.0, out)
@@ -94,7 +94,7 @@ def test_alphabets_out_of_range(alphabet):
 def test_numba_refuses_payloads_that_are_too_short():
     bits = 3
     table = kernel_table(np.linspace(0, 1, (1 << (bits - 1)) + 1)[1:], symmetric=True)
-    words = torch.zeros(packed_words(1000, bits), dtype=torch.int32)
+    words = torch.zeros(Packing(1 << bits, 1, bits).words(1000), dtype=torch.int32)
     for scales, codes in ((torch.ones(9), words), (torch.ones(10), words[:-1])):
         with pytest.raises(ValueError, match="too short"):
             cpu.decode_add([(scales, codes)], 100, table, 1.0, torch.zeros(1000))

@@ -14,7 +14,7 @@ from kernel_cases import KINDS, heavy, one_outlier, ordinary, same_bits, vector
 
 from hvd_adaptive.kernels.numba import bucket as cpu_bucket
 from hvd_adaptive.kernels.numba import levels as cpu_levels
-from hvd_adaptive.kernels.numba.sort import LEAST_RADIX
+from hvd_adaptive.kernels.numba.levels import LEAST_RADIX
 from hvd_adaptive.kernels.packing import packing_of
 from hvd_adaptive.kernels.reference import bucket as reference_bucket
 from hvd_adaptive.kernels.reference import levels as reference_levels

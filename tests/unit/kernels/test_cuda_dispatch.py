@@ -15,9 +15,10 @@ import hvd_adaptive
 from hvd_adaptive import kernels
 
 LEVELS = ("mean_magnitudes", "symmetric_levels", "conditional_means")
+SCANS = ("bucket_norms", "clipped", "histogram", "variances")
 # What each subject's kernels must offer.
 FUNCTIONS = {
-    "tables": ("encode", "decode_add", "bucket_norms", "clipped", "histogram", "counts"),
+    "tables": ("encode", "decode_add", *SCANS),
     "bucket": ("round_codes", "cut_codes", "decode_add"),
     "levels": ("orq_levels", "quantile_levels", *LEVELS),
     "onebit": ("encode",),
@@ -25,13 +26,14 @@ FUNCTIONS = {
     "qcs": ("encode", "decode_add"),
     "sparse": ("encode", "add"),
     "eden": ("encode", "decode_add"),
-    "ecdq": ("bucket_steps", "quantize", "add"),
-    "dithered": ("encode_body", "add_bodies"),
+    "ecdq": (
+        *("bucket_steps", "quantize", "add", "counts", "add_runs", "put_numbers", "numbers"),
+        "Splitter",
+    ),
     "checksum": ("seal", "checksums", "checksum"),
     "zeros": ("has_zeros", "mark", "write", "read", "take", "put"),
     "codes": ("pack", "unpack"),
     "uniforms": ("uniforms",),
-    "variance": ("variances",),
     "huffman": ("most_bytes", "encode", "decode", "encode_two", "decode_two"),
     "elias": ("encode", "decode"),
 }

@@ -18,14 +18,15 @@ from hvd_adaptive.kernels.packing import packing_of
 from hvd_adaptive.kernels.triton.launch import launch
 from hvd_adaptive.kernels.triton.layout import (
     bucket_under,
+    buckets_on,
     coordinate,
     coordinates_left,
     crossed,
     magic,
+    place_of,
     segments_of,
     words_left,
 )
-from hvd_adaptive.kernels.triton.places import buckets_on, place_of
 
 FAR = 5 * (1 << 31)
 
@@ -73,7 +74,7 @@ def probed(alphabet: int, first: int, n: int, bucket: int) -> tuple[np.ndarray, 
 
 
 def coordinate_of(alphabet: int, n: int, segment: int, row: int, digit: int, lane: int) -> int:
-    """As the docstrings of kernels/fixed.py and kernels/radix.py say; -1 beyond the last one."""
+    """As the docstrings of kernels/packing.py says; -1 beyond the last one."""
     if alphabet in UNITS:
         digits, width = UNITS[alphabet]
         rows = max(8, 32 // np.gcd(width, 32))

@@ -184,7 +184,6 @@ def test_histogram():
     flat = torch.cat([vector(heavy, 3000), torch.tensor([0.0, -0.0, 1e9, 1e-30])])
     (there,) = moved(flat)
     want = reference.histogram(flat, 3.0)
-    assert np.array_equal(want, cuda.histogram(there, 3.0))
-    assert torch.equal(cuda.counts(there, 3.0).cpu(), torch.from_numpy(want))
+    assert torch.equal(want, cuda.histogram(there, 3.0).cpu())
     there[7] = float("nan")
     assert cuda.histogram(there, 3.0).sum() == want.sum() - 1

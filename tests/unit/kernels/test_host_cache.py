@@ -14,10 +14,10 @@ from types import SimpleNamespace
 
 import pytest
 
-from hvd_adaptive.kernels.numba import host_cache
+from hvd_adaptive.kernels.numba import jit
+from hvd_adaptive.kernels.numba.eden import encoder_of
 from hvd_adaptive.kernels.numba.eden_decoder import decoder_of
-from hvd_adaptive.kernels.numba.eden_encoder import encoder_of
-from hvd_adaptive.kernels.numba.host_cache import once_a_host
+from hvd_adaptive.kernels.numba.jit import once_a_host
 
 # Kernels as a rank needs them first; what this process has compiled, and imported for that.
 PROGRAM = """
@@ -95,8 +95,8 @@ class FakeDispatcher:
 
 @pytest.fixture(autouse=True)
 def anew(monkeypatch):
-    monkeypatch.setattr(host_cache, "_said", set())
-    for name in host_cache.LOCAL_RANK:
+    monkeypatch.setattr(jit, "_said", set())
+    for name in jit.LOCAL_RANK:
         monkeypatch.delenv(name, raising=False)
 
 
@@ -134,14 +134,14 @@ def test_a_waiting_process_loads_what_the_other_one_compiles(tmp_path):
 
 def test_a_forked_process_does_not_keep_the_lock(tmp_path):
     """It may live long, as a worker of a DataLoader does."""
-    with host_cache._turn(tmp_path / "kernel-1.lock"):
+    with jit._turn(tmp_path / "kernel-1.lock"):
         child = os.fork()
         if child == 0:
             time.sleep(20)
             os._exit(0)
     try:
         with (tmp_path / "kernel-1.lock").open("a") as file:
-            assert host_cache._taken(file)
+            assert jit._taken(file)
     finally:
         os.kill(child, 9)
         os.waitpid(child, 0)
@@ -151,7 +151,7 @@ def test_a_forked_process_can_compile_while_a_thread_of_its_parent_does(tmp_path
     entered, leave = threading.Event(), threading.Event()
 
     def compile_something():
-        with host_cache._one_at_a_time:
+        with jit._one_at_a_time:
             entered.set()
             leave.wait(20)
 
@@ -167,7 +167,7 @@ def test_a_forked_process_can_compile_while_a_thread_of_its_parent_does(tmp_path
 
 
 def test_nobody_waits_for_ever(tmp_path, monkeypatch):
-    monkeypatch.setattr(host_cache, "LONGEST", 0.05)
+    monkeypatch.setattr(jit, "LONGEST", 0.05)
     with held(tmp_path):
         assert once_a_host(FakeDispatcher(tmp_path, {})).compile("f") == "code"
 
@@ -180,7 +180,7 @@ def test_compilations_are_announced_once_a_host(tmp_path, monkeypatch, caplog):
         once_a_host(FakeDispatcher(tmp_path, {})).compile("f")
     (message,) = caplog.messages
     assert str(tmp_path) in message and "NUMBA_CACHE_DIR" in message
-    monkeypatch.setattr(host_cache, "_said", set())
+    monkeypatch.setattr(jit, "_said", set())
     monkeypatch.setenv("OMPI_COMM_WORLD_LOCAL_RANK", "1")
     once_a_host(FakeDispatcher(tmp_path, {})).compile("f")
     assert caplog.messages == [message]
@@ -194,7 +194,7 @@ def test_a_folder_that_cannot_be_written_is_a_warning(tmp_path, caplog):
     (tmp_path / "missing").write_text("no folder")
     dispatcher._cache.save_overload = save
     assert once_a_host(dispatcher).compile("f") == "code"
-    host_cache.warn_uncached("again")
+    jit.warn_uncached("again")
     _, message = caplog.messages  # the first one says that it compiles
     assert "NUMBA_CACHE_DIR" in message and "No space left" in message
 
@@ -202,7 +202,7 @@ def test_a_folder_that_cannot_be_written_is_a_warning(tmp_path, caplog):
 def test_other_ranks_of_the_host_do_not_repeat_the_warning(monkeypatch, caplog):
     monkeypatch.setenv("OMPI_COMM_WORLD_LOCAL_RANK", "1")
     with caplog.at_level(logging.WARNING, "hvd_adaptive"):
-        host_cache.warn_uncached("nowhere")
+        jit.warn_uncached("nowhere")
     assert not caplog.messages
 
 

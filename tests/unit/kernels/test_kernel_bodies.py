@@ -13,10 +13,10 @@ from kernel_cases import heavy, ordinary, vector, with_nan, zeros
 
 from hvd_adaptive.base.errors import PayloadError
 from hvd_adaptive.codec.dithered_code import gaussian_code
-from hvd_adaptive.kernels import module, sparse
+from hvd_adaptive.kernels import dithered, module, sparse
 from hvd_adaptive.kernels.dithered import CODED, most_bytes
 from hvd_adaptive.kernels.packing import Packing, packing_of
-from hvd_adaptive.kernels.rice import most_words
+from hvd_adaptive.kernels.sparse import most_words
 
 KEY, SEGMENT = (1 << 63) + 5, 256
 BACKENDS = ("numba", "reference")
@@ -46,13 +46,12 @@ class Dithered:
 
     def encode(self, backend: str, flat: torch.Tensor, bucket: int) -> torch.Tensor:
         room = torch.zeros(most_bytes(flat.numel(), bucket, self.width), dtype=torch.uint8)
-        encode = module(backend, "dithered").encode_body
-        return room[: encode(flat, bucket, self.code, KEY, self.width, room, SEGMENT)]
+        kernels, own = module(backend, "ecdq"), (self.code, KEY, self.width)
+        return room[: dithered.encode_body(kernels, flat, bucket, *own, room, SEGMENT)]
 
     def add(self, backend: str, bodies: list, bucket: int, out: torch.Tensor) -> None:
-        keys = [KEY] * len(bodies)
-        add = module(backend, "dithered").add_bodies
-        assert add(bodies, bucket, self.code, keys, self.width, out, SEGMENT) is None
+        kernels, own = module(backend, "ecdq"), (self.code, [KEY] * len(bodies), self.width)
+        assert dithered.add_bodies(kernels, bodies, bucket, *own, out, SEGMENT) is None
 
 
 class Sparse:

@@ -48,7 +48,7 @@ def test_random_values_under_exact_scales(kernels, scale):
     exact = np.abs(v) / np.float32(scale) == r  # not those that the product made denormal
     got = kernels.histogram(torch.from_numpy(v[exact]), scale)
     assert np.array_equal(got, counts(r[exact]))
-    assert got.sum() == exact.sum() and got.dtype == np.int64 and got.shape == (1666,)
+    assert got.sum() == exact.sum() and got.dtype == torch.int64 and got.shape == (1666,)
 
 
 def test_kernels_agree_under_any_scale():

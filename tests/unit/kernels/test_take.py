@@ -7,14 +7,13 @@ import numpy as np
 import pytest
 import torch
 
-from hvd_adaptive.kernels.fixed import BLOCK
-from hvd_adaptive.kernels.numba import permute, take
-from hvd_adaptive.kernels.packing import packing_of
-from hvd_adaptive.kernels.reference.pack import pack_codes
+from hvd_adaptive.kernels.numba import eden_decoder, permute
+from hvd_adaptive.kernels.packing import BLOCK, packing_of
+from hvd_adaptive.kernels.reference.codes import pack_codes
 
 
 @pytest.mark.parametrize("entries", (0, 8, 16))
-@pytest.mark.parametrize("bits", range(1, take.MOST_BITS + 1))
+@pytest.mark.parametrize("bits", range(1, eden_decoder.MOST_BITS + 1))
 def test_levels_of_a_block(bits, entries, monkeypatch):
     if entries > permute.ENTRIES:
         pytest.skip(f"this processor looks up {permute.ENTRIES} entries at once")
@@ -22,7 +21,7 @@ def test_levels_of_a_block(bits, entries, monkeypatch):
 
     @numba.njit
     def taken(words, values, scale, y):
-        take.take_block(words, values, scale, y, 16, numba.literally(bits))
+        eden_decoder.take_block(words, values, scale, y, 16, numba.literally(bits))
 
     draw = np.random.default_rng(bits)
     codes = draw.integers(1 << bits, size=BLOCK)

@@ -12,8 +12,8 @@ from kernel_cases import heavy, ordinary, vector
 
 from hvd_adaptive import ECDQ, PayloadError
 from hvd_adaptive.codec.dithered_code import DitheredCode
+from hvd_adaptive.kernels import dithered, module
 from hvd_adaptive.kernels.dithered import Stretch
-from hvd_adaptive.kernels.numba import dithered
 from hvd_adaptive.kernels.reference import ecdq as reference_ecdq
 from hvd_adaptive.kernels.reference import huffman as reference_huffman
 
@@ -42,13 +42,13 @@ def test_bodies_are_as_told(variance, n):
     for begin in range(0, n, 65536):
         end = min(n, begin + 65536)
         where = Stretch(steps, bucket, key, begin, end)
-        runs, escapes = reference_ecdq.split(q, where, len(code.books), code.most)
+        runs, escaped = reference_ecdq.split(q, where, len(code.books), code.most)
         out, bits = np.zeros(2 * (end - begin) + 100, np.uint8), 0
         for run, book in zip(runs, code.books, strict=True):
             bits = reference_huffman.encode(run, book, out, bits)
         segments += out[: -(-bits // 8)].tobytes()
         ends.append(len(segments))
-        segments += escapes
+        segments += reference_ecdq.put_numbers(escaped, code.most).tobytes()
         ends.append(len(segments))
     told = head + struct.pack(f"<{len(ends)}I", *ends) + segments
     fixed = struct.pack("<I", 2) + head[4:] + q.to(torch.int16).numpy().tobytes()
@@ -283,6 +283,7 @@ def test_state_of_others_is_refused():
 def test_buffers_of_other_lengths_are_refused():
     with pytest.raises(PayloadError, match="too short"):
         dithered.add_bodies(
+            module("numba", "ecdq"),
             [torch.zeros(7, dtype=torch.uint8)],
             10,
             SCHEME.parts.default.code,

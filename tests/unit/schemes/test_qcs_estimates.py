@@ -7,9 +7,9 @@ import math
 import numpy as np
 import pytest
 import torch
+from kernel_cases import hadamard_matrix
 
 from hvd_adaptive import QCS
-from hvd_adaptive.kernels import hadamard
 from hvd_adaptive.schemes.qcs import variance_bound
 
 SIZES = (1, 2, 4, 16, 64, 96, 100, 192, 200, 320, 1024)
@@ -103,7 +103,7 @@ def test_lemma_three(n, vector):
 def test_lemma_one():
     """E TᵀT = I for the first k rows, by all sign patterns; T Tᵀ = n/k I."""
     n, k = 8, 3
-    h = hadamard.matrix(n)[:k].astype(np.float64)
+    h = hadamard_matrix(n)[:k].astype(np.float64)
     patterns = 1 - 2 * (np.arange(2**n)[:, None] >> np.arange(n) & 1)
     t = h * patterns[:, None, :] / math.sqrt(k)
     np.testing.assert_allclose(np.einsum("pki,pkj->ij", t, t) / 2**n, np.eye(n), atol=1e-12)
@@ -149,7 +149,7 @@ def test_partial_buckets(rest):
     decoded = np.array([scheme.decode(p).double().numpy() for p in payloads])
     scales = np.array([p[96:100].clone().view(torch.float32).item() for p in payloads])
     assert_mean(decoded @ dense(rest), g @ dense(rest), 1e-5)
-    h = hadamard.matrix(n)[:k, :rest].astype(np.float64)
+    h = hadamard_matrix(n)[:k, :rest].astype(np.float64)
     mixing = np.square(h.T @ h / k) * (1 - np.eye(rest))
     squared, lost = np.square(decoded - g).sum(axis=1), (mixing @ np.square(g)).sum()
     assert_mean(squared - rest * scales**2 / 12, lost, 1e-4)

@@ -16,7 +16,7 @@ from kernel_cases import KINDS, heavy, ordinary, same_bits, vector
 from hvd_adaptive import PayloadError, SparseSGD
 from hvd_adaptive.kernels.numba import sparse as cpu_sparse
 from hvd_adaptive.kernels.reference import sparse as reference_sparse
-from hvd_adaptive.kernels.rice import most_words, rice_parameter
+from hvd_adaptive.kernels.sparse import most_words, rice_parameter
 
 BUCKET = 500
 MODULES = (reference_sparse, cpu_sparse)
