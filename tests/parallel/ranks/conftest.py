@@ -13,6 +13,7 @@ import horovod.torch as hvd
 import pytest
 import torch
 from horovod.torch import mpi_ops
+from rank_optimizers import Training
 
 from hvd_adaptive import instances, simulate
 from hvd_adaptive.exchange import auto
@@ -62,6 +63,11 @@ def first_compressors():
 def same_initial_weights():
     """What a test initialises at random is the same on all ranks."""
     torch.manual_seed(0)
+
+
+@pytest.fixture
+def door():
+    return Training
 
 
 @pytest.fixture
