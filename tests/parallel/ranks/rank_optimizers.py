@@ -21,8 +21,8 @@ def distributed(model, compressor, lr=0.1, momentum=0.0, prefix="", **keywords):
 class Training:
     """What the door of tests/nets.py makes: a stock optimizer."""
 
-    def __init__(self, net, compressor, lr=0.1, **of_ddp) -> None:
-        self.model, self.optimizer = net, distributed(net, compressor, lr=lr)
+    def __init__(self, net, compressor, lr=0.1, optimizer=None, **of_ddp) -> None:
+        self.model, self.optimizer = net, optimizer or distributed(net, compressor, lr=lr)
 
     def average(self, loss: torch.Tensor) -> None:
         loss.backward()
