@@ -1,4 +1,4 @@
-"""Averages against ones that are computed without DDP, bit for bit."""
+"""Averages against ones that are computed without DDP, bit for bit; damaged payloads."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import copy
 import pytest
 import torch
 import torch.distributed as dist
+from corrupt_alone import *  # noqa: F403
 from ddp_oracles import (
     assert_same_everywhere,
     backward,
@@ -17,6 +18,7 @@ from ddp_oracles import (
     own_gradients,
     wrap,
 )
+from exact_averages import check, test_compressed, test_warm_up  # noqa: F401
 from scheme_cases import scheme
 
 from hvd_adaptive import QSGD, Hierarchical
@@ -105,23 +107,6 @@ def test_later_steps_are_the_codecs(view):
         assert state.compressor.step == step + 1
     assert layouts[0] != layouts[1] == layouts[2]  # before and after they were built anew
     assert_same_everywhere(list(net.parameters()))
-
-
-def test_warm_up_is_exact():
-    """Full precision, added in rank order; compressed from step 2 on."""
-    net = make_net()
-    model, state = wrap(net, QSGD(bits=4, warmup_steps=2), bucket_cap_mb=0.05)
-    for step in range(3):
-        own = own_gradients(net, step)
-        backward(model, step)
-        exact = True
-        for name, parameter in net.named_parameters():
-            total = torch.zeros_like(parameter)
-            for gradient in gathered(own[name]):
-                total += gradient
-            exact &= torch.equal(parameter.grad, total * (1 / dist.get_world_size()))
-        assert exact == (step < 2)
-    assert state.compressor.report()["bits_per_coordinate"] < 7  # headers and biases besides 4
 
 
 def test_accumulated_gradients():

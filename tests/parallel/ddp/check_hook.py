@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import json
 import logging
 
 import pytest
@@ -18,12 +17,13 @@ from ddp_oracles import (
     wrap,
 )
 from feedback_doors import *  # noqa: F403
+from random_streams import *  # noqa: F403
+from stock_seconds import *  # noqa: F403
 from torch import nn
 
 from hvd_adaptive import (
     ALQ,
     QSGD,
-    Monitor,
     RankMismatchError,
     instances,
 )
@@ -65,6 +65,9 @@ def test_settings_change_while_training():
     for step in range(4):
         backward(model, step)
         bits.append(round(state.compressor.report()["bits_per_coordinate"]))
+    binding = state.session._binding
+    sizes = binding.stock_sizes(binding.layout)  # as a monitor compares
+    assert len(sizes) > 1 and sum(sizes) == sum(p.numel() for p in net.parameters())
     state.compressor.set(bits=8)
     backward(model, 4)
     bits.append(round(state.compressor.report()["bits_per_coordinate"]))
@@ -307,29 +310,3 @@ def test_messages_of_any_lengths():
         for handle, receiver in ((to_all, RANK), (gather, 0)):
             for sender, part in enumerate(world.synchronize(handle)):
                 assert torch.equal(part, message(sender, receiver)), (turn, sender)
-
-
-def test_stock_exchanges_are_measured_once(tmp_path):
-    """As many coordinates as DDP's buckets have, and the bits of a training without them."""
-    nets = [make_net(), make_net()]
-    monitor = Monitor(tmp_path / "all.jsonl", every=1, compare=True)
-    for net, given in zip(nets, (monitor, None), strict=True):
-        instances.start_over()
-        model, state = wrap(net, QSGD(bits=4, monitor=given), bucket_cap_mb=0.05)
-        optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
-        for step in range(4):
-            backward(model, step)
-            optimizer.step()
-        binding = state.session._binding
-        sizes = binding.stock_sizes(binding.layout)
-        assert len(sizes) > 1 and sum(sizes) == sum(p.numel() for p in net.parameters())
-    monitor.close()
-    if RANK == 0:
-        lines = [json.loads(line) for line in (tmp_path / "all.jsonl").read_text().splitlines()]
-        stock = [line["stock"] for line in lines if line["kind"] == "start"]
-        assert stock[0]["float32"] > 0 and stock[0]["float16"] > 0
-        assert all(one == stock[0] for one in stock)
-        last = lines[-1]
-        assert 0 < last["blocked_s"] < last["step_s"] and 0 < last["arrival_s"] < last["step_s"]
-    for a, b in zip(nets[0].parameters(), nets[1].parameters(), strict=True):
-        assert torch.equal(a, b)
