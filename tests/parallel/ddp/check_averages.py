@@ -11,7 +11,6 @@ from corrupt_alone import *  # noqa: F403
 from ddp_oracles import (
     assert_same_everywhere,
     backward,
-    batch,
     codec_average,
     gathered,
     make_net,
@@ -107,20 +106,3 @@ def test_later_steps_are_the_codecs(view):
         assert state.compressor.step == step + 1
     assert layouts[0] != layouts[1] == layouts[2]  # before and after they were built anew
     assert_same_everywhere(list(net.parameters()))
-
-
-def test_accumulated_gradients():
-    """A backward pass without synchronisation, one with: their sum is averaged, in one step."""
-    seen, net = [], make_net()
-    model, state = wrap(net, QSGD(bits=4, bucket_size=512), seen=seen)
-    with model.no_sync():
-        backward(model, 0)
-    assert state.compressor.step == 0
-    kept, own = {n: p.grad.clone() for n, p in net.named_parameters()}, own_gradients(net, 1)
-    x, y = batch(1)
-    torch.nn.functional.cross_entropy(model(x), y).backward()
-    assert state.compressor.step == 1
-    both = {name: kept[name] + own[name] for name in own}
-    expected = codec_average(QSGD(bits=4, bucket_size=512), [seen[0][1]], both, 0)
-    for name, parameter in net.named_parameters():
-        assert torch.equal(parameter.grad, expected[name]), name

@@ -9,6 +9,7 @@ from settings_objects import exchange_of
 
 from hvd_adaptive import ALQ, QSGD, Hierarchical, SparseSGD, simulate
 from hvd_adaptive.coding.payload import OwnedBuffer
+from hvd_adaptive.exchange.auto import EXCHANGES, name_of_exchange
 from hvd_adaptive.exchange.exchange import AllgatherExchange, RankInfo
 from hvd_adaptive.exchange.hierarchical import HierarchicalExchange
 from hvd_adaptive.exchange.scatter_reduce import ScatterReduceExchange
@@ -180,3 +181,21 @@ def test_memory_to_send_is_its_own():
     part = whole.part(4, 8)
     part.bytes.fill_(7)
     assert whole.bytes[4:8].eq(7).all() and part.size == 4 and whole.size == 10
+
+
+@pytest.mark.parametrize(
+    ("ranks", "expected"),
+    [(1, "allgather"), (3, "allgather"), (4, "scatter_reduce"), (1000, "scatter_reduce")],
+)
+def test_the_number_of_ranks_decides(ranks, expected):
+    assert name_of_exchange(ALQ().settings, ranks) == expected
+
+
+@pytest.mark.parametrize("name", EXCHANGES)
+def test_a_given_exchange_is_kept(name):
+    assert all(name_of_exchange(ALQ(exchange=name).settings, n) == name for n in (2, 64))
+
+
+def test_the_report_names_it():
+    assert ALQ().report()["exchange"] is None
+    assert ALQ(exchange="auto").report()["exchange"] == "auto"
