@@ -13,6 +13,7 @@ import pytest
 import torch
 from list_averages import MAKERS
 from scheme_cases import scheme
+from states import through_disk
 from streaming_simulation import (
     Gather,
     Streaming,
@@ -160,11 +161,11 @@ def test_a_run_resumes(rank: int, case: str, saved_at: int) -> None:
     optimizer.finish()
     net, optimizer = made()
     train(rank, range(saved_at), net, optimizer)
-    saved = copy.deepcopy((net.state_dict(), optimizer.state_dict()))
-    assert (saved[1]["pending"] is not None) == (case != "whole" and saved_at > 2)
+    saved = through_disk({"net": net.state_dict(), "optimizer": optimizer.state_dict()})
+    assert (saved["optimizer"]["pending"] is not None) == (case != "whole" and saved_at > 2)
     net, optimizer = made()
-    net.load_state_dict(saved[0])
-    optimizer.load_state_dict(saved[1])
+    net.load_state_dict(saved["net"])
+    optimizer.load_state_dict(saved["optimizer"])
     train(rank, range(saved_at, 15), net, optimizer)
     optimizer.finish()
     assert_equal(net, list(whole.parameters()))

@@ -8,7 +8,6 @@ import io
 import pytest
 import torch
 from local_rounds import OUTER, check_simulation
-from states import through_disk
 from streaming_simulation import backward, make_net, make_optimizer
 from torch import nn
 
@@ -26,29 +25,6 @@ def test_one_rank_takes_outer_steps(case, outer):
     optimizer.finish()
     report = optimizer.report()
     assert optimizer.rounds == report["rounds"] == rounds and report["wire_bytes_per_step"] == 0
-
-
-def test_a_state_continues_in_the_middle_of_a_round():
-    def trained(steps, net, optimizer):
-        for step in steps:
-            backward(net, 0, step)
-            optimizer.step()
-        return [p.detach().clone() for p in net.parameters()]
-
-    def made():
-        net = make_net()
-        return net, LocalSGD(make_optimizer(net), every=3, momentum=0.9, compression=ALQ(bits=3))
-
-    whole = trained(range(8), *made())
-    net, optimizer = made()
-    trained(range(4), net, optimizer)
-    saved = through_disk({"net": net.state_dict(), "optimizer": optimizer.state_dict()})
-    net, optimizer = made()
-    net.load_state_dict(saved["net"])
-    optimizer.load_state_dict(saved["optimizer"])
-    assert optimizer.rounds == 1
-    for a, b in zip(trained(range(4, 8), net, optimizer), whole, strict=True):
-        assert torch.equal(a, b)
 
 
 def test_states_of_other_fragments_are_refused():

@@ -21,7 +21,7 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 from hvd_adaptive import ALQ, QSGD, RankMismatchError, Tuning
-from hvd_adaptive.ddp import CompressionState, compression_hook
+from hvd_adaptive.ddp import compression_hook
 
 RANKS = dist.get_world_size()
 
@@ -105,11 +105,7 @@ def test_ranks_that_skip_different_buckets(used, fails_at, worker):
     compressor then serves another model, in another group of DDP's."""
     net, compressor, group = Towers(), QSGD(**FINE, tuning=Tuning(worker=worker)), dist.new_group()
     options = {"find_unused_parameters": True, "skip_all_reduce_unused_params": True}
-    model = nn.parallel.DistributedDataParallel(
-        net, process_group=group, bucket_cap_mb=0.03, **options
-    )
-    state = CompressionState(compressor, net.named_parameters(), group)
-    model.register_comm_hook(state, compression_hook)
+    model, state = hooked(net, compressor, group=group, **options)
     words = rf"step {fails_at}: ranks disagree .*layers\.0\.weight is there on rank 0, missing on"
     with pytest.raises(RankMismatchError, match=words):
         for step in range(4):

@@ -19,7 +19,15 @@ __all__ = ["make_net"]
 FINE = {"bits": 8, "norm": "linf", "bucket_size": 128}
 
 
-def wrap(net: nn.Module, compressor, named=True, group=None, seen=None, **options):
+def wrap(
+    net: nn.Module,
+    compressor,
+    named=True,
+    group=None,
+    seen=None,
+    hook=compression_hook,
+    **options,
+):
     """A DDP model with the hook; the state, too.
 
     seen: a list that gets, of each bucket, (its number, its parameters' names).
@@ -28,21 +36,17 @@ def wrap(net: nn.Module, compressor, named=True, group=None, seen=None, **option
     state = CompressionState(compressor, net.named_parameters() if named else None, group)
     names = {id(parameter): name for name, parameter in net.named_parameters()}
 
-    def hook(state, bucket):
-        if seen is not None:
-            seen.append((bucket.index(), [names[id(p)] for p in bucket.parameters()]))
-        return compression_hook(state, bucket)
+    def noting(state, bucket):
+        seen.append((bucket.index(), [names[id(p)] for p in bucket.parameters()]))
+        return hook(state, bucket)
 
-    model.register_comm_hook(state, hook)
+    model.register_comm_hook(state, hook if seen is None else noting)
     return model, state
 
 
-def hooked(net: nn.Module, compressor=None, hook=compression_hook, **options):
-    """A DDP model of small buckets, which calls ``hook`` itself; the state, too."""
-    model = DistributedDataParallel(net, **{"bucket_cap_mb": 0.03} | options)
-    state = CompressionState(compressor or QSGD(**FINE), net.named_parameters())
-    model.register_comm_hook(state, hook)
-    return model, state
+def hooked(net: nn.Module, compressor=None, **options):
+    """A DDP model of small buckets; the state, too."""
+    return wrap(net, compressor or QSGD(**FINE), **{"bucket_cap_mb": 0.03} | options)
 
 
 class Training:
