@@ -85,6 +85,25 @@ def test_it_reaches_the_minimum_to_the_precision_of_the_point():
     np.testing.assert_allclose(run.point.numpy(), problem.best, rtol=0, atol=1e-13)
 
 
+def test_updates_are_unbiased_and_their_variance_is_at_most_their_square():
+    """Unequal portions; mean over picks and rounding within 5 standard errors of ∇f(x)."""
+    problem = LeastSquares(rows=31)
+    portions = [problem.portion(slice(0, 20)), problem.portion(slice(20, 31))]
+    run = QSVRG(start(), portions, lr=0.1, iterations=5)
+    x, y = torch.linspace(-1, 1, N, dtype=torch.float64), start()
+    full = run._full_gradient(y)
+    whole = problem.portion(slice(None))
+    np.testing.assert_allclose(full, whole.gradient(y, None), rtol=1e-12)
+    draws = []
+    for step in range(4000):
+        payloads = run._updates(x, y, full, step)
+        draws.append(run.codec.payloads.sum(payloads, read_header(payloads[0]), 0.5).numpy())
+    draws = np.array(draws)
+    error = draws.mean(axis=0) - whole.gradient(x, None).numpy()
+    assert (np.abs(error) < 5 * draws.std(axis=0) / np.sqrt(len(draws))).all()
+    assert run.intervals == 4 and run.codec.norm == "l2"
+
+
 @pytest.mark.parametrize(
     ("n", "intervals", "bucket"),
     [
