@@ -285,7 +285,7 @@ class QSVRG:
         payloads = []
         for rank, portion in zip(self.ranks.own, self._portions, strict=True):
             index = mix64(stream_key(self.seed, rank, step, Use.PICK)) % portion.count
-            weight = 1.0
+            weight = self.ranks.size * portion.count / self._functions
             change = portion.gradient(x, index) - portion.gradient(y, index)
             key = stream_key(self.seed, rank, step, Use.UPDATE)
             payloads.append(

@@ -26,15 +26,6 @@ from hvd_adaptive.ddp import compression_hook
 RANKS = dist.get_world_size()
 
 
-def test_a_static_graph():
-    """In its first iteration DDP has one bucket for each dtype."""
-    net = make_net()
-    model, state = hooked(net, static_graph=True)
-    assert_trains(model, net, 4)
-    assert state.compressor.step == 4
-    assert state.compressor.report()["bits_per_coordinate"] < 12
-
-
 def test_a_static_graph_of_two_dtypes():
     """In the first iteration all buckets have number 0, and none is the last one: they are averaged
     in full precision, and later ones are compressed."""
