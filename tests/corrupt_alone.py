@@ -31,7 +31,8 @@ MAKE = {
 
 
 def inject(monkeypatch, damage, rank, turn) -> list:
-    """Damage what ``rank`` receives in its collective number ``turn``; returns what was done.
+    """Damage what ``rank`` receives in number ``turn`` of the collectives that bring it something;
+    returns what was done.
 
     Samples of a node's mean, which fits alone see, do not count.
     """
@@ -50,12 +51,11 @@ def inject(monkeypatch, damage, rank, turn) -> list:
     def damaging(receive):
         def received(self, world, handle):
             parts = receive(self, world, handle)
-            if not samples and world.rank == rank and next(turns) == turn:
-                own = world.rank if len(parts) > 1 else None  # one tensor of all ranks
-                others = (i for i, part in enumerate(parts) if i != own and part.numel())
-                place = next(others)
-                parts[place] = damage(parts[place].clone())
-                done.append(place)
+            own = world.rank if len(parts) > 1 else None  # one tensor of all ranks
+            others = [i for i, part in enumerate(parts) if i != own and part.numel()]
+            if others and not samples and world.rank == rank and next(turns) == turn:
+                parts[others[0]] = damage(parts[others[0]].clone())
+                done.append(others[0])
             return parts
 
         return received
