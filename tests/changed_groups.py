@@ -6,7 +6,7 @@ import copy
 
 import pytest
 import torch
-from local_mirror import RATE, Gather, backward, make_net, make_optimizer
+from streaming_simulation import RATE, Gather, backward, make_net, make_optimizer
 from torch import nn
 
 from hvd_adaptive import ALQ, LocalSGD, RankMismatchError

@@ -5,95 +5,18 @@ from __future__ import annotations
 import copy
 import logging
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable
 from typing import Any
 
+import local_rounds
 import pytest
 import torch
-from local_mirror import Gather, backward, make_net, make_optimizer
-from streaming_simulation import PARTS, Streaming, assert_close
+from streaming_simulation import PARTS, Gather, backward, make_net, make_optimizer
 from torch import nn
 
-from hvd_adaptive import ALQ, QSGD, LocalSGD, RankMismatchError, instances
+from hvd_adaptive import ALQ, QSGD, LocalSGD
 
-# every, fragments, delay, mixing: and the steps of a period after which rounds begin.
-CASES: dict[str, tuple[dict[str, Any], tuple[int, ...]]] = {
-    "whole": ({"every": 3, "fragments": 1}, (3,)),
-    "in turn": ({"every": 5, "fragments": 2}, (3, 5)),
-    "delayed": ({"every": 6, "fragments": 3, "delay": 1}, (2, 4, 6)),
-    "until the next": ({"every": 6, "fragments": 2, "delay": 3, "mixing": 0.25}, (3, 6)),
-    "discarded": ({"every": 4, "fragments": 2, "delay": 2, "mixing": 0.0}, (2, 4)),
-    "whole and delayed": ({"every": 3, "fragments": 1, "delay": 3}, (3,)),
-}
-OUTER = {"momentum": 0.9, "lr": 0.7}
-
-
-def check_simulation(
-    rank: int,
-    counts: Sequence[int],
-    case: str,
-    skipped: frozenset[tuple[int, int]] = frozenset(),
-) -> None:
-    """The parameters after every step, and after the last round."""
-    keywords, starts = CASES[case]
-    sim = Streaming(counts, starts, **keywords, **OUTER, skipped=skipped)
-    sim.run()
-    net = make_net().double()
-    optimizer = LocalSGD(make_optimizer(net), **keywords, **OUTER)
-    for step in range(1, counts[rank] + 1):
-        if (rank, step) in skipped:
-            optimizer.skip()
-        else:
-            backward(net, rank, step)
-            optimizer.step()
-        assert_close(net, sim.history[step, rank])
-    optimizer.finish()
-    for other in sim.ranks:
-        assert_close(net, list(other.net.parameters()))
-    assert optimizer.rounds == sim.rounds
-
-
-@pytest.mark.parametrize("case", CASES)
-def test_fragments_are_those_of_a_plain_simulation(rank: int, ranks: int, case: str) -> None:
-    check_simulation(rank, [14] * ranks, case)
-
-
-@pytest.mark.parametrize("case", ["in turn", "delayed", "until the next"])
-@pytest.mark.parametrize("first", [5, 13])
-def test_ranks_may_end_apart_in_fragments(rank: int, ranks: int, case: str, first: int) -> None:
-    """One rank takes other numbers of steps; another skips one."""
-    check_simulation(rank, [first, *[10] * (ranks - 1)], case, frozenset({(1, 4)}))
-
-
-COMPRESSED = {
-    "feedback": lambda: QSGD(
-        bits=4, bucket_size=512, min_numel=1, error_feedback=1.0, exchange="allgather"
-    ),
-    "tables": lambda: ALQ(
-        bits=3, bucket_size=512, min_numel=1, update_steps=[0, 3], exchange="scatter_reduce"
-    ),
-    "auto": lambda: QSGD(bits=3, bucket_size=512, error_feedback="auto", exchange="allgather"),
-}
-
-
-@pytest.mark.parametrize("scheme", COMPRESSED)
-def test_compressed_fragments_are_simulates(rank: int, ranks: int, scheme: str) -> None:
-    """The parameters after every step, and after the last round, bit for bit."""
-    keywords, starts = CASES["delayed"]
-    sim = Streaming([14] * ranks, starts, **keywords, **OUTER, compressor=COMPRESSED[scheme]())
-    sim.run()
-    net = make_net()
-    compressor = COMPRESSED[scheme]()
-    optimizer = LocalSGD(make_optimizer(net), compression=compressor, **keywords, **OUTER)
-    for step in range(1, 15):
-        backward(net, rank, step)
-        optimizer.step()
-        for p, other in zip(net.parameters(), sim.history[step, rank], strict=True):
-            assert torch.equal(p, other), step
-    optimizer.finish()
-    for p, other in zip(net.parameters(), sim.ranks[rank].net.parameters(), strict=True):
-        assert torch.equal(p, other)
-    assert optimizer.rounds == compressor.step == sim.rounds
+OUTER = local_rounds.OUTER["diloco"]
 
 
 def test_fragments_are_compressed(rank: int, gather: Gather, caplog: Any) -> None:
@@ -132,62 +55,6 @@ def test_fragments_are_compressed(rank: int, gather: Gather, caplog: Any) -> Non
     assert optimizer.report()["wire_bytes_per_step"] == optimizer.report()["wire_bytes"] / 2
 
 
-@pytest.mark.parametrize("saved_at", [2, 4, 7])
-def test_a_run_resumes_with_a_round_in_flight(rank: int, saved_at: int) -> None:
-    """Saved with a round in flight, or not; loaded by new objects: the same bits."""
-
-    def made() -> tuple[nn.Module, LocalSGD]:
-        net = make_net()
-        instances.start_over()
-        compressor = ALQ(bits=3, bucket_size=512, error_feedback="auto", update_steps=[0, 3])
-        streams = {"every": 6, "fragments": 2, "delay": 2, "mixing": 0.25}
-        return net, LocalSGD(make_optimizer(net), compression=compressor, **streams, **OUTER)
-
-    def train(steps: Sequence[int], net: nn.Module, optimizer: LocalSGD) -> None:
-        for step in steps:
-            backward(net, rank, step)
-            optimizer.step()
-
-    whole, optimizer = made()
-    train(range(15), whole, optimizer)
-    optimizer.finish()
-    net, optimizer = made()
-    train(range(saved_at), net, optimizer)
-    saved = copy.deepcopy((net.state_dict(), optimizer.state_dict()))
-    assert (saved[1]["pending"] is not None) == (saved_at in (4, 7, 10))
-    net, optimizer = made()
-    net.load_state_dict(saved[0])
-    optimizer.load_state_dict(saved[1])
-    train(range(saved_at, 15), net, optimizer)
-    optimizer.finish()
-    for a, b in zip(net.parameters(), whole.parameters(), strict=True):
-        assert torch.equal(a, b)
-
-
-def test_an_overflow_on_one_rank_in_fragments(rank: int, ranks: int, gather: Gather) -> None:
-    """Rank 0 overflows in its second step of eight, after which a round begins: rounds and the
-    program's own collectives stay together, and that step changes nothing."""
-    keywords = {"every": 4, "fragments": 2, "delay": 1, "mixing": 0.5}
-    sim = Streaming([8] * ranks, (2, 4), **keywords, skipped=frozenset({(0, 2)}))
-    sim.run()
-    net = make_net().double()
-    optimizer = LocalSGD(make_optimizer(net), **keywords)
-    scaler = torch.amp.GradScaler("cpu", init_scale=8.0, growth_interval=1000)
-    for step in range(1, 9):
-        backward(net, rank, step, scaler)
-        if rank == 0 and step == 2:
-            net[0].weight.grad[0, 0] = float("inf")
-        scaler.step(optimizer)
-        scaler.update()
-        assert len(gather(torch.ones(1))) == ranks
-        assert_close(net, sim.history[step, rank])
-    assert scaler.get_scale() == (4.0 if rank == 0 else 8.0)
-    optimizer.finish()
-    for other in sim.ranks:
-        assert_close(net, list(other.net.parameters()))
-    assert optimizer.rounds == sim.rounds
-
-
 @pytest.mark.parametrize("act", ["raise", "skip"])
 def test_a_fragment_that_is_not_finite(rank: int, ranks: int, act: str) -> None:
     """The last rank has NaN in the second fragment when its delayed round begins."""
@@ -200,11 +67,11 @@ def test_a_fragment_that_is_not_finite(rank: int, ranks: int, act: str) -> None:
         on_nonfinite=act,
         named_parameters=net.named_parameters(),
     )
-    for step in range(1, 5):
-        backward(net, rank, step)
-        if rank == broken and step == 4:
-            net[4].bias.grad[0] = float("nan")
-        optimizer.step()  # returns: the error, if there is one, is raised when the round is applied
+    local_rounds.train(rank, [1, 2, 3], net, optimizer)
+    backward(net, rank, 4)
+    if rank == broken:
+        net[4].bias.grad[0] = float("nan")
+    optimizer.step()  # returns: the error, if there is one, is raised when the round is applied
     assert optimizer.rounds == 1
     backward(net, rank, 5)
     if act == "raise":
@@ -220,9 +87,7 @@ def test_a_fragment_that_is_not_finite(rank: int, ranks: int, act: str) -> None:
     else:
         optimizer.step()
         assert optimizer.rounds == 2
-    for step in range(6, 9):
-        backward(net, rank, step)
-        optimizer.step()
+    local_rounds.train(rank, [6, 7, 8], net, optimizer)
     optimizer.finish()
     assert all(bool(p.isfinite().all()) for p in net.parameters())
 
@@ -240,7 +105,7 @@ def test_frozen_fragments(rank: int, gather: Gather) -> None:
         **OUTER,
     )
 
-    def train(steps: Sequence[int]) -> None:
+    def train(steps: Iterable[int]) -> None:
         for step in steps:
             backward(net, rank, step)
             for p in added.parameters():
@@ -315,16 +180,6 @@ def test_a_delayed_round_does_not_wait(rank: int, ranks: int, meet: Callable[[],
     optimizer.step()
     assert optimizer.rounds == 1
     optimizer.finish()
-
-
-def test_ranks_that_differ_in_the_delay_are_told(rank: int) -> None:
-    """In the delay of their rounds; all are told when the round is applied."""
-    net = make_net()
-    optimizer = LocalSGD(make_optimizer(net), every=4, delay=2 if rank else 1)
-    with pytest.raises(RankMismatchError, match="every, fragments, delay, mixing"):
-        for step in range(8):
-            backward(net, rank, step)
-            optimizer.step()
 
 
 def test_settings_change_with_a_round_in_flight(rank: int, ranks: int) -> None:

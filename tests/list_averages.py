@@ -5,7 +5,6 @@
 from __future__ import annotations
 
 import copy
-import io
 import sys
 import time
 from collections.abc import Sequence
@@ -13,6 +12,7 @@ from collections.abc import Sequence
 import pytest
 import torch
 from scheme_cases import EVERY, scheme
+from states import through_disk
 from torch import nn
 
 from hvd_adaptive import ALQ, QSGD, RankMismatchError, average, instances
@@ -232,11 +232,8 @@ def test_a_run_resumes(rank: int) -> None:
         instances.start_over()
         first = maker()
         begun = run(first, range(3))
-        file = io.BytesIO()
-        torch.save(first.state_dict(), file)
-        file.seek(0)
         second = maker()
-        second.load_state_dict(torch.load(file, weights_only=True))
+        second.load_state_dict(through_disk(first.state_dict()))
         for one, other in zip(whole, begun + run(second, range(3, 6)), strict=True):
             assert torch.equal(one, other)
 

@@ -1,4 +1,4 @@
-"""LocalSGD, beside a mirror of all ranks.
+"""LocalSGD, whole or in fragments, beside a plain simulation of all ranks.
 
 ``rank``, ``ranks`` and ``gather`` are fixtures of tests/parallel's folders."""
 
@@ -6,66 +6,117 @@ from __future__ import annotations
 
 import copy
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from typing import Any
 
 import pytest
 import torch
-from local_mirror import (
+from list_averages import MAKERS
+from scheme_cases import scheme
+from states import through_disk
+from streaming_simulation import (
     Gather,
-    Mirror,
+    Streaming,
+    assert_close,
     assert_equal,
     backward,
     make_net,
     make_optimizer,
-    train_beside_mirror,
 )
-from scheme_cases import scheme
 from torch import nn
 
 from hvd_adaptive import ALQ, QSGD, LocalSGD, RankMismatchError, instances
 from hvd_adaptive.run import worker
 
-SCHEMES = {
-    "alq": lambda: ALQ(bits=3, bucket_size=512, update_steps=[0, 2], exchange="allgather"),
-    "feedback": lambda: QSGD(bits=4, error_feedback=1.0, exchange="scatter_reduce"),
-    "auto": lambda: QSGD(bits=3, error_feedback="auto", exchange="allgather"),
+# every, fragments, delay, mixing: and the steps of a period after which rounds begin.
+CASES: dict[str, tuple[dict[str, Any], tuple[int, ...]]] = {
+    "whole": ({"every": 3, "fragments": 1}, (3,)),
+    "in turn": ({"every": 5, "fragments": 2}, (3, 5)),
+    "delayed": ({"every": 6, "fragments": 3, "delay": 1}, (2, 4, 6)),
+    "until the next": ({"every": 6, "fragments": 2, "delay": 3, "mixing": 0.25}, (3, 6)),
+    "discarded": ({"every": 4, "fragments": 2, "delay": 2, "mixing": 0.0}, (2, 4)),
+    "whole and delayed": ({"every": 3, "fragments": 1, "delay": 3}, (3,)),
 }
 OUTER = {"mean": {}, "diloco": {"momentum": 0.9, "lr": 0.7}}
 TOLD = {
     "every": "disagree on LocalSGD's every",
+    "delay": "every, fragments, delay, mixing",
     "start": r"different parameters \(2.weight of ranks? 1(-\d)? is not the first rank's\)",
     "bits": "bits is",
 }
 
 
-@pytest.mark.parametrize("scheme", SCHEMES)
+def check_simulation(
+    rank: int,
+    counts: Sequence[int],
+    case: str,
+    make: Any = None,
+    outer: str = "diloco",
+    skipped: frozenset[tuple[int, int]] = frozenset(),
+    **own: Any,
+) -> LocalSGD:
+    """The parameters after every step, and after the last round, of all ranks.
+
+    counts: Each rank's steps.  skipped: (rank, step) pairs that are no steps.
+    make: Makes a compressor, then every bit is the simulation's; None averages float64.
+    """
+    keywords, starts = CASES[case]
+    compressor = make and make()
+    keywords = keywords | OUTER[outer]
+    sim = Streaming(counts, starts, **keywords, skipped=skipped, compressor=make and make())
+    sim.run()
+    net = make_net() if make else make_net().double()
+    optimizer = LocalSGD(make_optimizer(net), **keywords, **{"compression": compressor} | own)
+    compare = assert_equal if make else assert_close
+    for step in range(1, counts[rank] + 1):
+        if (rank, step) in skipped:
+            optimizer.skip()
+        else:
+            train(rank, [step], net, optimizer)
+        compare(net, sim.history[step, rank])
+    optimizer.finish()
+    for other in sim.ranks:
+        compare(net, list(other.net.parameters()))
+    assert optimizer.rounds == sim.rounds
+    return optimizer
+
+
+def train(rank: int, steps: Iterable[int], net: nn.Module, optimizer: LocalSGD) -> None:
+    """Take these steps."""
+    for step in steps:
+        backward(net, rank, step)
+        optimizer.step()
+
+
 @pytest.mark.parametrize("outer", OUTER)
-def test_rounds_are_simulates(rank: int, ranks: int, scheme: str, outer: str) -> None:
-    """Every bit of four rounds is simulate's: tables are fitted, residuals kept."""
-    counts, make = [12] * ranks, SCHEMES[scheme]
-    optimizer, net, mirror = train_beside_mirror(rank, counts, make, 3, **OUTER[outer])
-    assert_equal(net, mirror.nets[0])
-    assert optimizer.rounds == mirror.rounds == optimizer.compressor.step == 4
-    report = optimizer.report()
-    assert 0 < report["wire_bytes_per_step"] == report["wire_bytes"] / 3
+@pytest.mark.parametrize("case", CASES)
+def test_rounds_are_those_of_a_plain_simulation(
+    rank: int, ranks: int, case: str, outer: str
+) -> None:
+    check_simulation(rank, [14] * ranks, case, None, outer)
 
 
-@pytest.mark.parametrize("ended", [5, 6])
-def test_ranks_may_end_apart(rank: int, ranks: int, ended: int) -> None:
-    """Rank 0 takes 11 steps, the others fewer: whoever takes no step in a round does not count."""
-    counts = [11] + [ended] * (ranks - 1)
-    optimizer, net, mirror = train_beside_mirror(rank, counts, SCHEMES["alq"], 3, momentum=0.5)
-    assert_equal(net, mirror.nets[0])
-    assert optimizer.rounds == mirror.rounds == 4
+@pytest.mark.parametrize("scheme", MAKERS)
+@pytest.mark.parametrize(
+    ("case", "outer"), [("whole", "mean"), ("whole", "diloco"), ("delayed", "diloco")]
+)
+def test_compressed_rounds_are_simulates(
+    rank: int, ranks: int, case: str, outer: str, scheme: str
+) -> None:
+    """Tables are fitted, residuals kept."""
+    optimizer = check_simulation(rank, [14] * ranks, case, MAKERS[scheme], outer)
+    report, (keywords, starts) = optimizer.report(), CASES[case]
+    assert optimizer.compressor.step == optimizer.rounds
+    every = keywords["every"] / len(starts)
+    assert 0 < report["wire_bytes_per_step"] == report["wire_bytes"] / every
 
 
-def test_parameters_become_their_mean(rank: int, ranks: int) -> None:
-    """Without compression parameters become the ranks' mean."""
-    optimizer, net, mirror = train_beside_mirror(rank, [6] * ranks, None, 3)
-    for a, b in zip(net.parameters(), mirror.nets[0].parameters(), strict=True):
-        torch.testing.assert_close(a, b)
-    sent = sum(4 * p.numel() for p in net.parameters()) * 2 * (ranks - 1) / ranks
-    assert optimizer.report()["wire_bytes_per_step"] == pytest.approx(sent / 3)
+@pytest.mark.parametrize("case", ["whole", "in turn", "delayed", "until the next"])
+@pytest.mark.parametrize("first", [5, 13])
+def test_ranks_may_end_apart(rank: int, ranks: int, case: str, first: int) -> None:
+    """One rank takes other numbers of steps; another skips one."""
+    make, skipped = MAKERS["alq"] if case == "whole" else None, frozenset({(1, 4)})
+    check_simulation(rank, [first, *[10] * (ranks - 1)], case, make, skipped=skipped)
 
 
 NARROW = {torch.float16: 4e4, torch.bfloat16: 1e30}  # and what N times exceeds the dtype's range
@@ -90,127 +141,114 @@ def test_narrow_dtypes_are_averaged_in_float32(rank: int, ranks: int, dtype: tor
     assert optimizer.report()["wire_bytes_per_step"] == pytest.approx(ring)
 
 
-def test_a_run_resumes_within_a_round(rank: int) -> None:
-    """Saved within a round by every rank, and loaded, residuals included."""
+@pytest.mark.parametrize(
+    ("case", "saved_at"),
+    [("whole", 5), ("until the next", 2), ("until the next", 4), ("until the next", 7)],
+)
+def test_a_run_resumes(rank: int, case: str, saved_at: int) -> None:
+    """Saved within a round by every rank, with a round in flight or not; loaded by new objects,
+    residuals included: the same bits."""
 
     def made() -> tuple[nn.Module, LocalSGD]:
         net = make_net()
         instances.start_over()
-        compressor = SCHEMES["auto"]()
-        return net, LocalSGD(make_optimizer(net), every=3, momentum=0.9, compression=compressor)
-
-    def train(steps: Sequence[int], net: nn.Module, optimizer: LocalSGD) -> None:
-        for step in steps:
-            backward(net, rank, step)
-            optimizer.step()
+        compressor = ALQ(bits=3, bucket_size=512, error_feedback="auto", update_steps=[0, 3])
+        keywords = CASES[case][0] | OUTER["diloco"]
+        return net, LocalSGD(make_optimizer(net), compression=compressor, **keywords)
 
     whole, optimizer = made()
-    train(range(10), whole, optimizer)
+    train(rank, range(15), whole, optimizer)
     optimizer.finish()
     net, optimizer = made()
-    train(range(5), net, optimizer)
-    saved = copy.deepcopy((net.state_dict(), optimizer.state_dict()))
+    train(rank, range(saved_at), net, optimizer)
+    saved = through_disk({"net": net.state_dict(), "optimizer": optimizer.state_dict()})
+    assert (saved["optimizer"]["pending"] is not None) == (case != "whole" and saved_at > 2)
     net, optimizer = made()
-    net.load_state_dict(saved[0])
-    optimizer.load_state_dict(saved[1])
-    train(range(5, 10), net, optimizer)
+    net.load_state_dict(saved["net"])
+    optimizer.load_state_dict(saved["optimizer"])
+    train(rank, range(saved_at, 15), net, optimizer)
     optimizer.finish()
-    assert optimizer.rounds == 4
-    assert_equal(net, whole)
+    assert_equal(net, list(whole.parameters()))
 
 
 @pytest.mark.parametrize("differs", TOLD)
 def test_ranks_that_differ_are_told(rank: int, differs: str) -> None:
-    """All of them are told."""
+    """All of them are told; of delays when the round is applied."""
     first, net = rank == 0, make_net()
     if differs == "start" and first:
         with torch.no_grad():
             net[2].weight[0, 0] += 1
     every = 3 if differs == "every" and first else 2
-    compressor = QSGD(bits=5 if differs == "bits" and first else 4)
     optimizer = LocalSGD(
         make_optimizer(net),
         every=every,
-        compression=compressor,
+        delay=0 if differs != "delay" else 1 + first,
+        compression=QSGD(bits=5 if differs == "bits" and first else 4),
         named_parameters=net.named_parameters(),
     )
     with pytest.raises(RankMismatchError, match=TOLD[differs]):
-        for step in range(every):
-            backward(net, rank, step)
-            optimizer.step()
+        train(rank, range(2 * every if differs == "delay" else every), net, optimizer)
 
 
-def test_an_overflow_on_one_rank(rank: int, ranks: int, gather: Gather) -> None:
+@pytest.mark.parametrize(
+    ("keywords", "starts"),
+    [({"every": 4}, (4,)), ({"every": 4, "fragments": 2, "delay": 1}, (2, 4))],
+    ids=["whole", "fragments"],
+)
+def test_an_overflow_on_one_rank(
+    rank: int, ranks: int, gather: Gather, keywords: Any, starts: tuple[int, ...]
+) -> None:
     """Rank 0 overflows in its second step of eight: rounds and the program's own collectives stay
     together, and that step changes nothing."""
-    net, mirror = make_net(), Mirror(ranks, None)
-    optimizer = LocalSGD(make_optimizer(net), every=4)
+    sim = Streaming([8] * ranks, starts, **keywords, skipped=frozenset({(0, 2)}))
+    sim.run()
+    net = make_net().double()
+    optimizer = LocalSGD(make_optimizer(net), **keywords)
     scaler = torch.amp.GradScaler("cpu", init_scale=8.0, growth_interval=1000)
-    for step in range(8):
+    for step in range(1, 9):
         backward(net, rank, step, scaler)
-        if rank == 0 and step == 1:
-            next(net.parameters()).grad[0, 0] = float("inf")
+        if rank == 0 and step == 2:
+            net[0].weight.grad[0, 0] = float("inf")
         scaler.step(optimizer)
         scaler.update()
         assert len(gather(torch.ones(1))) == ranks
-        assert optimizer.rounds == (step + 1) // 4
-        for other in range(ranks):
-            if other or step != 1:
-                mirror.train(other, step, 1)
-        if step % 4 == 3:
-            mirror.end_round()
-    for a, b in zip(net.parameters(), mirror.nets[0].parameters(), strict=True):
-        torch.testing.assert_close(a, b)
+        assert_close(net, sim.history[step, rank])
+    assert scaler.get_scale() == (4.0 if rank == 0 else 8.0)
+    optimizer.finish()
+    assert_close(net, list(sim.ranks[0].net.parameters()))
+    assert optimizer.rounds == sim.rounds
 
 
 @pytest.mark.parametrize("act", ["raise", "skip"])
 def test_a_rank_that_is_not_finite(rank: int, ranks: int, act: str) -> None:
     """The last rank's parameters are NaN at the end of the second round."""
-    broken = ranks - 1
-    net, mirror = make_net(), Mirror(ranks, None)
+    broken, net = ranks - 1, make_net().double()
     inner = make_optimizer(net)
     optimizer = LocalSGD(
         inner, every=2, on_nonfinite=act, named_parameters=list(net.named_parameters())
     )
-
-    def train(begin: int, breaks: bool = False) -> None:
-        for step in range(begin, begin + 2):
-            backward(net, rank, step)
-            if breaks and step > begin:
-                with torch.no_grad():
-                    net[2].weight[3, 4] = float("nan")
-                    inner.state[net[2].weight]["momentum_buffer"][0, 0] = float("inf")
-            optimizer.step()
-
-    def equal(other: nn.Module) -> None:
-        for a, b in zip(net.parameters(), other.parameters(), strict=True):
-            torch.testing.assert_close(a, b)
-
-    train(0)
-    for other in range(ranks):
-        mirror.train(other, 0, 2)
-    mirror.end_round()
+    train(rank, [1, 2, 3], net, optimizer)
     good = copy.deepcopy(net.state_dict())
+    backward(net, rank, 4)
+    if rank == broken:
+        with torch.no_grad():
+            net[2].weight[3, 4] = float("nan")
+            inner.state[net[2].weight]["momentum_buffer"][0, 0] = float("inf")
     if act == "raise":
         with pytest.raises(FloatingPointError, match=f"2.weight of rank {broken}"):
-            train(2, rank == broken)
+            optimizer.step()
         assert optimizer.rounds == 1
         net.load_state_dict(good)
         for state in inner.state.values():
             state["momentum_buffer"].zero_()
-        train(4)  # the anchors have not changed
-        assert optimizer.rounds == 2
     else:
-        train(2, rank == broken)
-        for other in range(ranks - 1):
-            mirror.train(other, 2, 2)
-        with torch.no_grad():  # it does not count
-            for p, a in zip(mirror.nets[broken].parameters(), mirror.anchors, strict=True):
-                p.copy_(a)
-        mirror.end_round(ranks - 1)
-        equal(mirror.nets[0])
+        optimizer.step()
+        sim = Streaming([*[4] * broken, 2], (2,), every=2)  # it does not count
+        sim.run()
+        assert_close(net, list(sim.ranks[rank].net.parameters()))
         assert (net[2].weight in inner.state) == (rank != broken)
-        train(4)
+    train(rank, [5, 6], net, optimizer)  # the anchors have not changed
+    assert optimizer.rounds == (2 if act == "raise" else 3)
     assert all(p.isfinite().all() for p in net.parameters())
 
 
@@ -218,8 +256,7 @@ def test_ranks_none_of_which_is_finite(rank: int) -> None:
     """All ranks' parameters are NaN: an error, also of ``skip``, and anchors stay as they are."""
     net = make_net()
     optimizer = LocalSGD(make_optimizer(net), every=1, on_nonfinite="skip")
-    backward(net, rank, 0)
-    optimizer.step()
+    train(rank, [0], net, optimizer)
     good = copy.deepcopy(net.state_dict())
     backward(net, rank, 1)
     net[4].bias.grad[0] = float("nan")
@@ -228,8 +265,7 @@ def test_ranks_none_of_which_is_finite(rank: int) -> None:
     assert optimizer.rounds == 1
     net.load_state_dict(good)
     optimizer.optimizer.state.clear()
-    backward(net, rank, 2)
-    optimizer.step()
+    train(rank, [2], net, optimizer)
     assert optimizer.rounds == 2
     assert all(p.isfinite().all() for p in net.parameters())
 
@@ -238,26 +274,22 @@ def test_ranks_in_different_rounds_are_told(rank: int) -> None:
     """A rank that loads an older state is in another round, and all are told."""
     optimizer = LocalSGD(make_optimizer(net := make_net()), every=1)
     state = copy.deepcopy(optimizer.state_dict())
-    backward(net, rank, 0)
-    optimizer.step()
+    train(rank, [0], net, optimizer)
     if rank == 0:
         optimizer.load_state_dict(state)
-    backward(net, rank, 1)
     with pytest.raises(RankMismatchError, match="different numbers of rounds"):
-        optimizer.step()
+        train(rank, [1], net, optimizer)
 
 
 def test_ranks_that_wait_for_a_round_say_so(rank: int, ranks: int, monkeypatch, caplog) -> None:
     """Each with its number; the one that is late is silent."""
     optimizer = LocalSGD(make_optimizer(net := make_net()), every=1)
-    backward(net, rank, 0)
-    optimizer.step()  # ranks are together now
+    train(rank, [0], net, optimizer)  # ranks are together now
     monkeypatch.setattr(worker, "STALL", 0.3)
-    backward(net, rank, 1)
     late = rank == ranks - 1
     if late:
         time.sleep(1.5)
-    optimizer.step()
+    train(rank, [1], net, optimizer)
     told = [message for message in caplog.messages if "still waits" in message]
     assert len(told) == 0 if late else len(told) >= 2
     assert all(f"LocalSGD: rank {rank} still waits" in m and "round 1" in m for m in told)

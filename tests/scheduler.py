@@ -87,7 +87,7 @@ class Schedule:
             raise _Ended
 
     def run(self) -> None:
-        """Until all is done; an error of a task that does not serve is left in it."""
+        """Until all is done; raise the first error of a task."""
         try:
             while any(task.alive and not task.serves for task in self._tasks):
                 able: list[Any] = [t for t in self._tasks if t.alive and t.ready()]
@@ -107,6 +107,8 @@ class Schedule:
             for task in self._tasks:
                 if task.alive:
                     self._turn(task)
+        if failed := next((t.error for t in self._tasks if t.error is not None), None):
+            raise failed
 
     def _turn(self, task: Task) -> None:
         self.current = task

@@ -2,29 +2,20 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
-import signal
 import struct
 import subprocess
 import sys
 from pathlib import Path
 
-import psutil
 import pytest
+
+from hvd_adaptive.tools.processes import Job
 
 ROOT = Path(__file__).resolve().parents[1]
 BIN = Path(sys.executable).parent
 # Two ranks of a command.
-MPIRUN = [
-    str(BIN / "mpirun"),
-    "-np",
-    "2",
-    "--oversubscribe",
-    "--mca",
-    "mpi_yield_when_idle",
-    "1",
-]
+MPIRUN = [str(BIN / "mpirun"), "-np", "2", "--oversubscribe", "--mca", "mpi_yield_when_idle", "1"]
 
 
 def run(command: list[str], cwd: Path, seconds: float) -> subprocess.CompletedProcess[str]:
@@ -36,27 +27,11 @@ def run(command: list[str], cwd: Path, seconds: float) -> subprocess.CompletedPr
         "OMPI_ALLOW_RUN_AS_ROOT": "1",
         "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
     }
-    process = subprocess.Popen(
-        command,
-        cwd=cwd,
-        env=environment,
-        text=True,
-        start_new_session=True,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-    )
-    try:
-        output, _ = process.communicate(timeout=seconds)
-    except subprocess.TimeoutExpired:
-        # Launchers give ranks process groups of their own, so these are asked for by parent.
-        family = psutil.Process(process.pid).children(recursive=True)
-        os.killpg(process.pid, signal.SIGKILL)
-        for member in family:
-            with contextlib.suppress(psutil.NoSuchProcess):
-                member.kill()
-        output, _ = process.communicate()
-        pytest.fail(f"{' '.join(command)}\nran longer than {seconds} s:\n{output}")
-    return subprocess.CompletedProcess(command, process.returncode, output)
+    job = Job(command, seconds, environment=environment, folder=cwd)
+    code = job.wait()
+    if code is None:
+        pytest.fail(f"{' '.join(command)}\nran longer than {seconds} s:\n{job.text()}")
+    return subprocess.CompletedProcess(command, code, job.text())
 
 
 def png_size(path: Path) -> tuple[int, int]:

@@ -1,4 +1,4 @@
-"""A plain simulation of all ranks of LocalSGD in fragments: in float64, or compressed by
+"""A plain simulation of all ranks of LocalSGD, whole or in fragments: in float64, or compressed by
 ``simulate.Ranks``, bit for bit."""
 
 from __future__ import annotations
@@ -9,15 +9,40 @@ from typing import Any
 from unittest import mock
 
 import torch
-from local_mirror import backward, make_net, make_optimizer
+import torch.nn.functional as F
 from torch import nn
 
 from hvd_adaptive.hooks.ddp.buckets import _by_bucket
 from hvd_adaptive.simulate import Ranks
 from hvd_adaptive.simulate import ranks as simulated_ranks
 
+RATE = 0.1
+# Returns all ranks' tensors of one shape, stacked.
+Gather = Callable[[torch.Tensor], torch.Tensor]
 # Of the net's parameters, of 3200, 80, 6400, 80, 1600 and 20 coordinates.
 PARTS = {1: [[0, 1, 2, 3, 4, 5]], 2: [[0, 1], [2, 3, 4, 5]], 3: [[0, 1], [2], [3, 4, 5]]}
+
+
+def make_net() -> nn.Module:
+    """The same on every rank: three tensors large enough to be quantised, and biases."""
+    torch.manual_seed(7)
+    return nn.Sequential(
+        nn.Linear(40, 80), nn.ReLU(), nn.Linear(80, 80), nn.ReLU(), nn.Linear(80, 20)
+    )
+
+
+def make_optimizer(net: nn.Module) -> torch.optim.Optimizer:
+    """With a state of its own."""
+    return torch.optim.SGD(net.parameters(), lr=RATE, momentum=0.5)
+
+
+def backward(net: nn.Module, rank: int, step: int, scaler: Any = None) -> None:
+    """A rank's gradients of its own data, scaled by a GradScaler if there is one."""
+    generator = torch.Generator().manual_seed(1000 * rank + step)
+    x = torch.randn(16, 40, generator=generator).to(next(net.parameters()).dtype)
+    net.zero_grad()
+    loss = F.cross_entropy(net(x), x[:, :20].argmax(1))
+    (loss if scaler is None else scaler.scale(loss)).backward()
 
 
 @dataclass
@@ -53,7 +78,7 @@ class FragmentRanks(Ranks):
 
 @dataclass
 class Streaming:
-    """All ranks of a training in fragments.
+    """All ranks of a training. Whoever has taken no step does not count.
 
     counts: Each rank's steps.  skipped: (rank, step) pairs that are no steps.
     compressor: None averages exactly, in float64.
@@ -62,7 +87,7 @@ class Streaming:
     counts: Sequence[int]
     starts: Sequence[int]
     every: int
-    fragments: int
+    fragments: int = 1
     delay: int = 0
     mixing: float = 0.5
     momentum: float = 0.0
@@ -111,6 +136,8 @@ class Streaming:
             return _by_bucket(parts, in_turn=False, **bounds)
 
         named = [(str(i), p) for i, p in enumerate(self.carrier.parameters())]
+        if self.fragments == 1:
+            return Ranks(named, self.compressor, len(self.counts))
         with mock.patch.object(simulated_ranks, "build_layout", by_fragment):
             return FragmentRanks(named, self.compressor, len(self.counts))
 
@@ -133,12 +160,14 @@ class Streaming:
     @torch.no_grad()
     def _average(self, step: int) -> None:
         fragment, self.turn = self.turn % self.fragments, self.turn + 1
-        active = [rank for rank in self.ranks if rank.has_moved[fragment]]
+        active = sum(rank.has_moved[fragment] for rank in self.ranks)
         if not active:
             return
         part = PARTS[self.fragments][fragment]
-        ways = [[rank.shared[i] - list(rank.net.parameters())[i] for i in part] for rank in active]
-        averages = self._averages(part, ways)
+        ways = [
+            [rank.shared[i] - list(rank.net.parameters())[i] for i in part] for rank in self.ranks
+        ]
+        averages = [a * (len(self.ranks) / active) for a in self._averages(part, ways)]
         self.rounds += 1
         for rank in self.ranks:
             rank.has_moved[fragment] = False
@@ -172,3 +201,9 @@ def assert_close(net: nn.Module, others: Sequence[torch.Tensor]) -> None:
     """Up to the rounding of float64."""
     for own, other in zip(net.parameters(), others, strict=True):
         torch.testing.assert_close(own.detach(), other, rtol=1e-11, atol=1e-13)
+
+
+def assert_equal(net: nn.Module, others: Sequence[torch.Tensor]) -> None:
+    """Bit for bit."""
+    for own, other in zip(net.parameters(), others, strict=True):
+        assert torch.equal(own, other)

@@ -124,7 +124,11 @@ def full_precision(data: bytes, dtype: int) -> np.ndarray:
 
 
 def checksum(payload: bytes) -> int:
-    words = np.frombuffer(payload[96:], "<u4").tolist()
+    seed = zlib.crc32(payload[:12] + bytes(4) + payload[16:96])
+    return word_checksum(np.frombuffer(payload[96:], "<u4").tolist(), seed)
+
+
+def word_checksum(words: list[int], seed: int) -> int:
     sums = [0] * 64
     for block in range(-(-len(words) // 4096)):
         lanes = [block * 0x9E3779B1 & M32] * 64
@@ -132,7 +136,7 @@ def checksum(payload: bytes) -> int:
             s = (lanes[at % 64] + word * 0x85EBCA77) & M32
             lanes[at % 64] = ((s << 13 | s >> 19) & M32) * 0x9E3779B1 & M32
         sums = [(t + (x ^ x >> 15) * 0x85EBCA77) & M32 for t, x in zip(sums, lanes, strict=True)]
-    t = (zlib.crc32(payload[:12] + bytes(4) + payload[16:96]) + len(words)) & M32
+    t = (seed + len(words)) & M32
     for lane in sums:
         t = (t ^ lane) * 0x9E3779B1 & M32
         t = (t ^ t >> 15) * 0x85EBCA77 & M32

@@ -15,8 +15,9 @@ import psutil
 import pytest
 from laboratory import hosts
 from laboratory.launch import missing_programs
+from script_runs import ROOT
+from script_runs import run as run_script
 
-ROOT = Path(__file__).resolve().parents[2]
 pytestmark = [pytest.mark.integration, pytest.mark.parallel, pytest.mark.timeout(200)]
 
 NETWORK = [sys.executable, str(ROOT / "benchmarks" / "network.py")]
@@ -35,6 +36,13 @@ def laboratory():
         pytest.skip(str(error))
 
 
+def run(command: list[str], folder: Path, seconds: float) -> subprocess.CompletedProcess[str]:
+    """Run to the end, which must be a good one."""
+    done = run_script(command, folder, seconds)
+    assert done.returncode == 0, done.stdout
+    return done
+
+
 def namespaces() -> list[str]:
     listed = subprocess.run(["ip", "netns"], capture_output=True, text=True, check=True).stdout
     return [line for line in listed.splitlines() if line.startswith(hosts.PREFIX)]
@@ -49,15 +57,7 @@ def test_measures_and_removes_everything(tmp_path):
     methods += ["ALQ(bits=2, tuning=Tuning(in_flight_bytes=4096))"]
     methods += ["fsdp/bfloat16", "fsdp/EDEN(bits=4)"]
     command = [*NETWORK, *["--json", "found.json", "--plot", "found.png", "--methods"], *methods]
-    done = subprocess.run(
-        command,
-        cwd=tmp_path,
-        timeout=150,
-        text=True,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-    )
-    assert done.returncode == 0, done.stdout
+    run(command, tmp_path, 150)
     assert left.wait(10) == -signal.SIGKILL
     assert namespaces() == [] and not hosts.FOLDER.exists()
     assert not list(hosts.FILES.glob(f"{hosts.PREFIX}*"))
@@ -94,8 +94,7 @@ def test_measures_and_removes_everything(tmp_path):
 def test_two_ranks_on_each_host_share_its_link(tmp_path):
     command = [*NETWORK, *["--ranks-per-host", "2", "--json", "found.json", "--methods"]]
     command.append("ALQ(bits=3, exchange='allgather'|'hierarchical')")
-    done = subprocess.run(command, cwd=tmp_path, timeout=150, text=True, capture_output=True)
-    assert done.returncode == 0, done.stdout + done.stderr
+    run(command, tmp_path, 150)
     gathered, sliced = json.loads((tmp_path / "found.json").read_text())["results"]
     assert gathered["replicas_equal"] and sliced["replicas_equal"]
     # Of a rank's three payloads two leave the host; of its slice's, one.
@@ -111,8 +110,7 @@ def test_overlap_of_every_kind_of_hook(tmp_path):
     command = [NETWORK[0], NETWORK[1].replace("network.py", "overlap.py"), "--hosts", "2"]
     command += ["--models", "tiny", "--steps", "2", "--rounds", "1", "--backward-ms", "30"]
     command += ["--json", "found.json", "--methods", *asked]
-    done = subprocess.run(command, cwd=tmp_path, timeout=180, text=True, capture_output=True)
-    assert done.returncode == 0, done.stdout + done.stderr
+    run(command, tmp_path, 180)
     (row,) = json.loads((tmp_path / "found.json").read_text())["rows"]
     assert list(row["methods"]) == asked
     for found in row["methods"].values():
@@ -162,15 +160,7 @@ def test_time_to_accuracy_goes_on_where_it_was_cut_off(tmp_path):
     kept = tmp_path / "out" / "mnist-2x1gbit-4steps.json"
     runs = []
     for seeds in (1, 2):
-        done = subprocess.run(
-            [*command, "--seeds", str(seeds)],
-            cwd=tmp_path,
-            timeout=180,
-            text=True,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-        )
-        assert done.returncode == 0, done.stdout
+        done = run([*command, "--seeds", str(seeds)], tmp_path, 180)
         found = json.loads(kept.read_text())
         runs.append({label: own["0"] for label, own in found.items()})
     assert runs[0] == runs[1]

@@ -14,7 +14,8 @@ from hvd_adaptive.tools.launch import Ranks
 from hvd_adaptive.tools.processes import Job
 
 BIN = Path(sys.executable).parent
-ROOT = Path(__file__).resolve().parents[2]
+TESTS = Path(__file__).resolve().parents[1]
+ROOT = TESTS.parent
 
 
 @dataclass(frozen=True)
@@ -40,7 +41,9 @@ def environment() -> dict[str, str]:
     """The test's environment, with what ranks on one small machine need."""
     return os.environ | {
         "PATH": f"{BIN}{os.pathsep}{os.environ['PATH']}",
-        "PYTHONPATH": os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")]),
+        "PYTHONPATH": os.pathsep.join(
+            [str(ROOT), str(ROOT / "tests"), os.environ.get("PYTHONPATH", "")]
+        ),
         "OMP_NUM_THREADS": "1",
         **AS_ROOT,
         # torch.compile's threads and processes come and go, and a check counts threads.

@@ -34,7 +34,10 @@ def test_doctor_finds_nothing_wrong_here(monkeypatch, tmp_path, capsys):
     # gradients, and of averages in scatter_reduce.
     names = set(re.findall(r"hvd_adaptive\.[\w.-]+", timeline.read_text()))
     (group,) = [name for name in names if name.endswith(".group0.weight")]
-    assert f"{group}.stage1" in names
+    prefix = group.removesuffix(".group0.weight")
+    # A hash of layout and settings, then the number of optimizers before this one.
+    assert re.fullmatch(r"hvd_adaptive\.[0-9a-f]{16}\.\d+", prefix)
+    assert {f"{group}.stage1", f"{prefix}.corrupt"} <= names
 
 
 def test_bench_exchange(capsys):

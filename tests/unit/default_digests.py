@@ -9,7 +9,7 @@ import zlib
 from collections.abc import Iterator
 
 import torch
-from scheme_cases import scheme
+from scheme_cases import schemes
 from states import through_disk
 
 from hvd_adaptive import Hierarchical, ScatterReduce, instances, simulate
@@ -17,33 +17,14 @@ from hvd_adaptive import Hierarchical, ScatterReduce, instances, simulate
 CPU, F32 = torch.device("cpu"), torch.float32
 DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 N = 700
-# The last ones have states with residuals, tables, second stages and parts in them.
-SCHEMES = {
-    "qsgd": scheme("qsgd-3"),
-    "qsgd-huffman": scheme("qsgd-4-linf-clip2.5-huffman"),
-    "qsgd-elias": scheme("qsgd-4-elias"),
-    "nuqsgd": scheme("nuqsgd-3"),
-    "terngrad": scheme("terngrad"),
-    "alq": scheme("alq-3", samples=4),
-    "alq-n": scheme("alq-3-paper-n-normal"),
-    "alq-gradient": scheme("alq-2-paper-gradient-huffman"),
-    "amq": scheme("amq-3"),
-    "orq": scheme("orq-5"),
-    "orq-half": scheme("orq-9-half-clip2.5"),
-    "orq-descent": scheme("orq-5-descent"),
-    "linear-quantile": scheme("quantile-5"),
-    "bingrad": scheme("bingrad"),
-    "bingrad-biased": scheme("bingrad-biased"),
-    "bingrad-iterated": scheme("bingrad-biased-iterated"),
-    "sign": scheme("signsgd"),
-    "onebit": scheme("onebit-no-feedback"),
-    "natural": scheme("natural"),
-    "qcs": scheme("qcs-gain8"),
-    "qcs-mmse": scheme("qcs-mmse"),
-    "sparse": scheme("sparse-0.1"),
-    "ecdq": scheme("ecdq-2"),
-    "ecdq-variance": scheme("ecdq-variance0.1"),
-}
+SCHEMES = schemes(
+    *("qsgd-3", "qsgd-4-linf-clip2.5-huffman", "qsgd-4-elias", "nuqsgd-3", "terngrad", "alq-3"),
+    *("alq-3-paper-n-normal", "alq-2-paper-gradient-huffman", "amq-3", "orq-5", "orq-5-descent"),
+    *("orq-9-half-clip2.5", "quantile-5", "bingrad", "bingrad-biased", "bingrad-biased-iterated"),
+    *("signsgd", "onebit-no-feedback", "natural", "qcs-gain8", "qcs-mmse", "sparse-0.1"),
+    *("ecdq-2", "ecdq-variance0.1"),
+)
+# Whose states have residuals, tables, second stages and parts in them.
 EXCHANGES = {
     "feedback": {"error_feedback": 0.5},
     "scatter_reduce": {"exchange": ScatterReduce(second_stage_bits=4)},

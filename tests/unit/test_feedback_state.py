@@ -132,28 +132,6 @@ def test_parameters_of_another_shape_start_from_zero(caplog):
     assert ["for 1 parameters" in message for message in caplog.messages] == [True]
 
 
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        ({"parameters": {"a": torch.zeros(7, 100)}}, "'a' must be a float32 tensor and 1-D"),
-        ({"parameters": {"a": torch.full((700,), float("nan"))}}, "must be finite"),
-        ({"parameters": None}, "cannot be read"),
-        ({"rank": "first"}, "cannot be read"),
-    ],
-    ids=lambda v: v if isinstance(v, str) else "",
-)
-def test_a_refused_state_changes_nothing(change, message):
-    rank = trained()
-    before = rank.residuals()
-    state = rank.compressor.state_dict()
-    with pytest.raises(ValueError, match=f"state: residual.*{message}"):
-        rank.compressor.load_state_dict(
-            state | {"step": 77, "residuals": state["residuals"] | change}
-        )
-    assert rank.compressor.step == 2
-    assert all(torch.equal(before[name], r) for name, r in rank.residuals().items())
-
-
 @pytest.mark.parametrize("change", ["a tensor", "all tensors", "the rank", "nothing is left"])
 def test_residuals_of_several_ranks_are_refused(change):
     """As a checkpoint that keeps one value of a name returns them."""

@@ -7,9 +7,8 @@ import io
 
 import pytest
 import torch
-from fragment_rounds import check_simulation
-from local_mirror import Mirror, backward, make_net, make_optimizer
-from states import through_disk
+from local_rounds import OUTER, check_simulation
+from streaming_simulation import backward, make_net, make_optimizer
 from torch import nn
 
 from hvd_adaptive import ALQ, LocalSGD
@@ -17,53 +16,15 @@ from hvd_adaptive.hooks.background import Background
 from hvd_adaptive.hooks.local_round import Pending
 
 
-@pytest.mark.parametrize(("momentum", "lr"), [(0.0, 1.0), (0.9, 0.7)])
-def test_one_rank_takes_outer_steps(momentum, lr):
-    """And sends nothing, so its compressor quantises nothing."""
-    net, mirror = make_net(), Mirror(1, None, momentum, lr)
-    optimizer = LocalSGD(
-        make_optimizer(net), every=3, compression=ALQ(bits=3), momentum=momentum, lr=lr
-    )
-    for step in range(8):
-        backward(net, 0, step)
-        optimizer.step()
-        mirror.train(0, step, 1)
-        if step % 3 == 2:
-            mirror.end_round()
-        for own, other in zip(net.parameters(), mirror.nets[0].parameters(), strict=True):
-            assert torch.equal(own, other), step
-    for _ in range(2):  # the rest is a round of its own, once
-        optimizer.finish()
-        assert optimizer.rounds == optimizer.report()["rounds"] == 3
-    assert optimizer.report()["wire_bytes_per_step"] == 0
-
-
-def test_a_state_continues_in_the_middle_of_a_round():
-    def trained(steps, net, optimizer):
-        for step in steps:
-            backward(net, 0, step)
-            optimizer.step()
-        return [p.detach().clone() for p in net.parameters()]
-
-    def made():
-        net = make_net()
-        return net, LocalSGD(make_optimizer(net), every=3, momentum=0.9, compression=ALQ(bits=3))
-
-    whole = trained(range(8), *made())
-    net, optimizer = made()
-    trained(range(4), net, optimizer)
-    saved = through_disk({"net": net.state_dict(), "optimizer": optimizer.state_dict()})
-    net, optimizer = made()
-    net.load_state_dict(saved["net"])
-    optimizer.load_state_dict(saved["optimizer"])
-    assert optimizer.rounds == 1
-    for a, b in zip(trained(range(4, 8), net, optimizer), whole, strict=True):
-        assert torch.equal(a, b)
-
-
-@pytest.mark.parametrize("case", ["whole and delayed", "until the next"])
-def test_fragments_of_one_rank(case):
-    check_simulation(0, [14], case)
+@pytest.mark.parametrize("outer", OUTER)
+@pytest.mark.parametrize("case", ["whole", "whole and delayed", "until the next"])
+def test_one_rank_takes_outer_steps(case, outer):
+    """And sends nothing, so its compressor quantises nothing; the rest is a round of its own."""
+    optimizer = check_simulation(0, [14], case, outer=outer, compression=ALQ(bits=3))
+    rounds = optimizer.rounds
+    optimizer.finish()
+    report = optimizer.report()
+    assert optimizer.rounds == report["rounds"] == rounds and report["wire_bytes_per_step"] == 0
 
 
 def test_states_of_other_fragments_are_refused():

@@ -33,19 +33,6 @@ def tables(compressor: ALQ) -> dict:
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_roundtrip_through_a_file_before_the_parts_exist(case):
-    old, new = fitted(**CASES[case]), ALQ(bucket_size=100, **CASES[case])
-    label = old.parts.label_of(NAMES[0])
-    flat = torch.linspace(-1, 1, 500)
-    new.load_state_dict(through_disk(old.state_dict()))
-    assert tables(new) == tables(old)
-    assert len({tuple(levels) for levels, _ in tables(new).values()}) == len(tables(new))
-    assert new.report()["table_version"] == 1
-    payloads = [one.parts[label].payloads.encode(flat, 500, 3).bytes for one in (old, new)]
-    assert torch.equal(*payloads)
-
-
-@pytest.mark.parametrize("case", CASES)
 def test_a_state_replaces_what_was_there(case):
     fresh, used = ALQ(bucket_size=100, **CASES[case]), fitted(**CASES[case])
     used.load_state_dict(through_disk(fresh.state_dict()))

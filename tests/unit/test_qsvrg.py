@@ -5,7 +5,6 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-import unit_oracles as oracle
 
 from hvd_adaptive.base.errors import RankMismatchError
 from hvd_adaptive.coding.payload import read_header
@@ -103,31 +102,6 @@ def test_updates_are_unbiased_and_their_variance_is_at_most_their_square():
     error = draws.mean(axis=0) - whole.gradient(x, None).numpy()
     assert (np.abs(error) < 5 * draws.std(axis=0) / np.sqrt(len(draws))).all()
     assert run.intervals == 4 and run.codec.norm == "l2"
-
-
-def test_without_quantisation_it_is_svrg():
-    """In one dimension |v| = ‖v‖, which is sent exactly (as float32): compared with SVRG written
-    out, whose picks come from the oracle's random numbers."""
-    problem = LeastSquares(rows=7, n=1, ridge=0.5)
-    problem.a *= np.linspace(0.3, 1, 7)[:, None]
-    portions = [problem.portion(slice(0, 4)), problem.portion(slice(4, 7))]
-    run = QSVRG(start(1), portions, lr=0.3, iterations=20, seed=9)
-    y = 0.0
-    for epoch in range(3):
-        run.epoch()
-        full = sum(p.count * float(p.gradient(torch.tensor([y]).double(), None)) for p in portions)
-        full, x, points = full / 7, y, []
-        for t in range(20):
-            points.append(x)
-            update = 0.0
-            for rank, p in enumerate(portions):
-                key = oracle.stream_key(9, rank, 20 * epoch + t, 2**63 + 33)
-                j = oracle.mix64(key) % p.count
-                at_x, at_y = (float(p.gradient(torch.tensor([z]).double(), j)) for z in (x, y))
-                update += (2 * p.count / 7 * (at_x - at_y) + full) / 2
-            x -= 0.3 * update
-        y = float(np.mean(points))
-        np.testing.assert_allclose(run.point.item(), y, rtol=1e-5)
 
 
 @pytest.mark.parametrize(

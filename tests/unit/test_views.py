@@ -16,7 +16,7 @@ def negative(flat: torch.Tensor) -> torch.Tensor:
 
 
 @pytest.mark.parametrize("dtype", (torch.float16, torch.float32, torch.float64))
-@pytest.mark.parametrize("scheme", ("qsgd", "orq", "qcs", "sparse", "ecdq"))
+@pytest.mark.parametrize("scheme", ("qsgd-3", "orq-5", "qcs-gain8", "sparse-0.1", "ecdq-2"))
 def test_negative_views_are_encoded_as_what_they_are(scheme, dtype):
     codec, flat = SCHEMES[scheme](bucket_size=128), numbers(700, 3, dtype)
     assert torch.equal(codec.encode(negative(flat), seed=1), codec.encode(flat, seed=1))
@@ -26,11 +26,11 @@ def test_the_imaginary_part_of_a_conjugate():
     complex_numbers = torch.complex(numbers(700, 3), numbers(700, 4))
     view = complex_numbers.conj().imag
     assert view.is_neg()
-    codec = SCHEMES["qsgd"]()
+    codec = SCHEMES["qsgd-3"]()
     assert torch.equal(codec.encode(view, seed=1), codec.encode(-numbers(700, 4), seed=1))
 
 
-@pytest.mark.parametrize("scheme", ("alq", "alq-n", "ecdq"))
+@pytest.mark.parametrize("scheme", ("alq-3", "alq-3-paper-n-normal", "ecdq-2"))
 def test_fits_see_what_they_are(scheme):
     codecs = [SCHEMES[scheme](bucket_size=128) for _ in range(2)]
     for codec, make in zip(codecs, (negative, torch.clone), strict=True):
@@ -42,4 +42,4 @@ def test_fits_see_what_they_are(scheme):
 
 def test_complex_tensors_are_refused():
     with pytest.raises(ValueError, match="float16, bfloat16, float32 or float64"):
-        SCHEMES["qsgd"]().encode(torch.zeros(10, dtype=torch.complex64).conj())
+        SCHEMES["qsgd-3"]().encode(torch.zeros(10, dtype=torch.complex64).conj())

@@ -1,66 +1,34 @@
 """Independent implementations that the unit tests compare with: Python integers and float64.
 
-Nothing here imports the package: constants and layouts are written out again from its docstrings.
+Nothing here imports the package: what tests/wire_decoder.py reads, this writes.
 """
 
 from __future__ import annotations
 
+import re
 import struct
-import zlib
 
 import numpy as np
+from wire_decoder import GOLDEN, HEADER, M32, NAMES, checksum, integers, packing, word_checksum
+from wire_decoder import mix as mix64
+from wire_decoder import stream as stream_key
+from wire_decoder import words_of as word_count
 
-M32, M64 = 2**32 - 1, 2**64 - 1
-GOLDEN = 0x9E3779B97F4A7C15
-HEADER = "<4sHBBII16sQQQIIQQQII"
+__all__ = ["GOLDEN", "mix64", "stream_key", "word_checksum", "word_count"]
+
+KINDS = re.findall(r"\d*[a-zA-Z]", HEADER.format)
 # name -> (byte offset, struct format) of every header field
 FIELDS = {
-    "magic": (0, "4s"),
-    "format": (4, "H"),
-    "dtype": (6, "B"),
-    "coding": (7, "B"),
-    "alphabet": (8, "I"),
-    "checksum": (12, "I"),
-    "scheme": (16, "16s"),
-    "coordinates": (32, "Q"),
-    "full": (40, "Q"),
-    "bucket_size": (48, "Q"),
-    "table_version": (56, "I"),
-    "table_fingerprint": (60, "I"),
-    "key": (64, "Q"),
-    "layout": (72, "Q"),
-    "length": (80, "Q"),
-    "settings": (88, "I"),
-    "zeros": (92, "I"),
+    name: (struct.calcsize("<" + "".join(KINDS[:place])), KINDS[place])
+    for place, name in enumerate(NAMES)
 }
-
-
-def mix64(z: int) -> int:
-    """SplitMix64's finaliser."""
-    z = ((z ^ (z >> 30)) * 0xBF58476D1CE4E5B9) % 2**64
-    z = ((z ^ (z >> 27)) * 0x94D049BB133111EB) % 2**64
-    return z ^ (z >> 31)
-
-
-def stream_key(*numbers: int) -> int:
-    """(seed, rank, step, group), each added and mixed in turn."""
-    key = mix64(GOLDEN)
-    for number in numbers:
-        key = mix64((key + number * GOLDEN + 1) % 2**64)
-    return key
+# alphabet -> (codes in a unit, bits of a unit) of those packed by radix
+UNITS = {alphabet: packing(alphabet) for alphabet in (3, 5, 7, 9, 11, 13, 17, 33, 65, 129)}
 
 
 def uniform_integers(stream: int, bucket: int, count: int) -> list[int]:
     """The integers below 2**24 of the first coordinates of a bucket."""
-    key = mix64((stream + (bucket + 1) * GOLDEN) % 2**64)
-    low, high = key % 2**32, key // 2**32
-    result = []
-    for j in range(count):
-        h = (j * 0x9E3779B1 + low) % 2**32
-        h = ((h ^ (h >> 16)) * 0x85EBCA6B + high) % 2**32
-        h = ((h ^ (h >> 13)) * 0xC2B2AE35) % 2**32
-        result.append(h >> 8)
-    return result
+    return integers(stream, bucket, count).tolist()
 
 
 def pack(codes: list[int], bits: int) -> list[int]:
@@ -80,21 +48,6 @@ def pack(codes: list[int], bits: int) -> list[int]:
     return words
 
 
-# alphabet -> (codes in a unit, bits of a unit) of those packed by radix
-UNITS = {
-    3: (20, 32),
-    5: (12, 28),
-    7: (11, 31),
-    9: (10, 32),
-    11: (8, 28),
-    13: (7, 26),
-    17: (7, 29),
-    33: (6, 31),
-    65: (5, 31),
-    129: (4, 29),
-}
-
-
 def pack_radix(codes: list[int], alphabet: int) -> list[int]:
     """As the docstring of kernels/packing.py says, with Python's integers of any size."""
     digits, width = UNITS[alphabet]
@@ -109,17 +62,6 @@ def pack_radix(codes: list[int], alphabet: int) -> list[int]:
     return [streams[lane] >> (32 * word) & M32 for word in range(words) for lane in range(16)]
 
 
-def word_count(n: int, alphabet: int) -> int:
-    """32-bit words of n codes."""
-    if alphabet in UNITS:
-        digits, width = UNITS[alphabet]
-        return 16 * -(-(-(-n // (16 * digits)) * width) // 32)
-    bits = (alphabet - 1).bit_length()
-    blocks, rest = divmod(n, 512)
-    lane_bits = -(-rest // 64) * 4 * bits
-    return 16 * (blocks * bits + -(-lane_bits // 32))
-
-
 def payload_length(
     n: int, alphabet: int, bucket: int, tail: str = "quantize", itemsize: int = 4
 ) -> int:
@@ -128,31 +70,6 @@ def payload_length(
     quantized = n - full
     body = 4 * (-(-quantized // bucket) + word_count(quantized, alphabet))
     return 96 + -(-body // 8) * 8 + -(-full * itemsize // 8) * 8
-
-
-def checksum(payload: bytes) -> int:
-    """Of a whole payload: CRC-32 of its header without checksum seeds the chain over 64 lanes."""
-    seed = zlib.crc32(payload[:12] + bytes(4) + payload[16:96])
-    return word_checksum(np.frombuffer(payload[96:], "<u4").tolist(), seed)
-
-
-def word_checksum(words: list[int], seed: int) -> int:
-    sums = [0] * 64
-    for block in range(-(-len(words) // 4096)):
-        own = words[4096 * block : 4096 * (block + 1)]
-        for lane in range(64):
-            s = block * 0x9E3779B1 % 2**32
-            for word in own[lane::64]:
-                s = (s + word * 0x85EBCA77) % 2**32
-                s = (s << 13 | s >> 19) & M32
-                s = s * 0x9E3779B1 % 2**32
-            sums[lane] += (s ^ s >> 15) * 0x85EBCA77
-    total = (seed + len(words)) % 2**32
-    for lane in sums:
-        total = (total ^ (lane & M32)) * 0x9E3779B1 % 2**32
-        total ^= total >> 15
-        total = total * 0x85EBCA77 % 2**32
-    return total
 
 
 def read_field(payload: bytes, name: str) -> int | bytes:

@@ -10,6 +10,7 @@ import os
 import sys
 from pathlib import Path
 
+sys.path.append(str(Path(__file__).resolve().parents[2]))
 sys.path.append(str(Path(__file__).resolve().parents[2] / "parallel" / "ddp"))
 sys.path.append(str(Path(__file__).resolve().parents[3] / "examples"))
 

@@ -1,4 +1,4 @@
-"""Averages against ones that are computed without DDP, bit for bit."""
+"""Averages against ones that are computed without DDP, bit for bit; damaged payloads."""
 
 from __future__ import annotations
 
@@ -7,16 +7,17 @@ import copy
 import pytest
 import torch
 import torch.distributed as dist
+from corrupt_alone import *  # noqa: F403
 from ddp_oracles import (
     assert_same_everywhere,
     backward,
-    batch,
     codec_average,
     gathered,
     make_net,
     own_gradients,
     wrap,
 )
+from exact_averages import check, test_compressed, test_warm_up  # noqa: F401
 from scheme_cases import scheme
 
 from hvd_adaptive import QSGD, Hierarchical
@@ -105,37 +106,3 @@ def test_later_steps_are_the_codecs(view):
         assert state.compressor.step == step + 1
     assert layouts[0] != layouts[1] == layouts[2]  # before and after they were built anew
     assert_same_everywhere(list(net.parameters()))
-
-
-def test_warm_up_is_exact():
-    """Full precision, added in rank order; compressed from step 2 on."""
-    net = make_net()
-    model, state = wrap(net, QSGD(bits=4, warmup_steps=2), bucket_cap_mb=0.05)
-    for step in range(3):
-        own = own_gradients(net, step)
-        backward(model, step)
-        exact = True
-        for name, parameter in net.named_parameters():
-            total = torch.zeros_like(parameter)
-            for gradient in gathered(own[name]):
-                total += gradient
-            exact &= torch.equal(parameter.grad, total * (1 / dist.get_world_size()))
-        assert exact == (step < 2)
-    assert state.compressor.report()["bits_per_coordinate"] < 7  # headers and biases besides 4
-
-
-def test_accumulated_gradients():
-    """A backward pass without synchronisation, one with: their sum is averaged, in one step."""
-    seen, net = [], make_net()
-    model, state = wrap(net, QSGD(bits=4, bucket_size=512), seen=seen)
-    with model.no_sync():
-        backward(model, 0)
-    assert state.compressor.step == 0
-    kept, own = {n: p.grad.clone() for n, p in net.named_parameters()}, own_gradients(net, 1)
-    x, y = batch(1)
-    torch.nn.functional.cross_entropy(model(x), y).backward()
-    assert state.compressor.step == 1
-    both = {name: kept[name] + own[name] for name in own}
-    expected = codec_average(QSGD(bits=4, bucket_size=512), [seen[0][1]], both, 0)
-    for name, parameter in net.named_parameters():
-        assert torch.equal(parameter.grad, expected[name]), name

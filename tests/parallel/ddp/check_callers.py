@@ -26,6 +26,8 @@ from ddp_oracles import (
     own_gradients,
     wrap,
 )
+from replicas import *  # noqa: F403
+from replicas import differing, told
 from torch import nn
 from torch.distributed._composable import replicate
 from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import fp16_compress_wrapper
@@ -217,50 +219,17 @@ def test_the_python_reducer():
             compiled(torch.ones(2, 40)).sum().backward()
 
 
-def differing(net: nn.Module) -> None:
-    """Two parameters of the last rank that no broadcast follows, as after a checkpoint."""
-    if dist.get_rank() == RANKS - 1:
-        with torch.no_grad():
-            net[2].weight[3, 7] += 1e-3
-            net[6].bias[0] += 1e-3
-
-
-@pytest.mark.parametrize("case", ["named", "numbered", "static graph"])
-def test_replicas_that_differ(case, caplog):
-    """All ranks warn, once, of the first parameter."""
+@pytest.mark.parametrize("case", ["numbered", "static graph"])
+def test_replicas_of_other_models(case, caplog):
     net = make_net()
-    options = {"static_graph": case == "static graph", "bucket_cap_mb": 0.05}
-    model = DistributedDataParallel(net, **options)
-    named = None if case == "numbered" else net.named_parameters()
-    state = CompressionState(QSGD(**FINE), named)
-    model.register_comm_hook(state, compression_hook)
-    differing(net)
+    model, _ = wrap(net, QSGD(**FINE), case != "numbered", static_graph=case == "static graph")
+    differing(net, RANK, RANKS, "2.weight", "6.bias")
     with caplog.at_level(logging.WARNING, "hvd_adaptive"):
         for step in range(3):
             backward(model, step)
-    told = [m for m in caplog.messages if "different parameters" in m]
+    (message,) = told(caplog)
     name = r"\d" if case == "numbered" else r"2\.weight"
-    expected = rf"parameter {name} of rank {RANKS - 1} differs from the first .*, and 1 more do"
-    assert len(told) == 1 and re.search(expected, told[0]), told
-    state.compressor.set(bits=4)
-    backward(model, 3)
-    assert sum("different parameters" in m for m in caplog.messages) == len(told)
-
-
-@pytest.mark.parametrize("by", ["all ranks", "one rank"])
-def test_replicas_after_a_state_was_loaded(by, caplog):
-    """By any rank, ranks compare their parameters again, once."""
-    net = make_net()
-    model, state = wrap(net, QSGD(**FINE), bucket_cap_mb=0.05)
-    with caplog.at_level(logging.WARNING, "hvd_adaptive"):
-        for step in range(6):
-            backward(model, step)
-            if step == 2:
-                assert "different parameters" not in caplog.text
-                differing(net)
-                if by == "all ranks" or dist.get_rank() == RANKS - 1:
-                    state.compressor.load_state_dict(state.compressor.state_dict())
-    assert sum("parameter 2.weight of rank" in m for m in caplog.messages) == 1
+    assert re.search(rf"parameter {name} of rank {RANKS - 1} differs .*, and 1 more do", message)
 
 
 def test_replicas_with_other_names(caplog):
@@ -271,20 +240,7 @@ def test_replicas_with_other_names(caplog):
     named = [(own + name, parameter) for name, parameter in net.named_parameters()]
     state = CompressionState(QSGD(**FINE), named)
     model.register_comm_hook(state, compression_hook)
-    differing(net)
+    differing(net, RANK, RANKS, "2.weight")
     with pytest.raises(RankMismatchError, match=r"of this step: own\.0\.weight is there"):
         backward(model, 0)
-    assert "different parameters" not in caplog.text
-
-
-def test_replicas_with_frozen_parameters(caplog):
-    """As those of LoRA's base, which no bucket holds."""
-    net = make_net()
-    net[2].requires_grad_(False)
-    model, _ = wrap(net, QSGD(**FINE))
-    differing(net)
-    with caplog.at_level(logging.WARNING, "hvd_adaptive"):
-        for step in range(2):
-            backward(model, step)
-    (told,) = (m for m in caplog.messages if "different parameters" in m)
-    assert "parameter 2.weight of rank" in told and "and 1 more do" in told
+    assert not told(caplog)

@@ -12,7 +12,8 @@ import pytest
 import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
-from ddp_oracles import gathered
+from damage import flipped, truncated
+from ddp_oracles import assert_same_everywhere, gathered
 from list_averages import UNBIASED
 from scheme_cases import scheme
 from torch import nn
@@ -69,6 +70,13 @@ def backward(model: nn.Module, step: int) -> torch.Tensor:
     return loss.detach()
 
 
+def stepped(model: nn.Module, compressed, step: int) -> None:
+    """A step without an optimizer."""
+    model.zero_grad()
+    backward(model, step)
+    compressed.finish()
+
+
 def exact(net: nn.Module, *steps: int) -> dict[str, torch.Tensor]:
     """Averages of all ranks' gradients, in float64, without FSDP."""
     plain = copy.deepcopy(net)
@@ -100,9 +108,7 @@ def test_gradients_are_around_exact_ones(label):
     names = ("first.weight", "second.weight")  # the others have fewer than 1,024 coordinates
     errors = []
     for call in range(calls + 1):
-        model.zero_grad()
-        backward(model, 0)
-        compressed.finish()
+        stepped(model, compressed, 0)
         if call:  # tables are fitted at the end of the first step
             own = whole(model)
             errors.append(torch.cat([(own[n] - wanted[n]).view(-1) for n in names]))
@@ -180,9 +186,7 @@ def test_unused_modules():
     model = sharded(net)
     compressed = compress_reduce_scatter(model, ALQ(bits=8, bucket_size=128))
     for step in range(3):
-        model.zero_grad()
-        backward(model, step)
-        compressed.finish()
+        stepped(model, compressed, step)
     assert "spare.weight" not in whole(model)
     assert_close(whole(model), exact(net, 2), 0.03)
 
@@ -261,14 +265,11 @@ def test_tables_are_fitted_at_the_end_of_update_steps():
     compressed = compress_reduce_scatter(model, compressor)
     versions, errors = [], []
     for _ in range(4):
-        model.zero_grad()
-        backward(model, 0)
-        compressed.finish()
+        stepped(model, compressed, 0)
         versions.append(compressor.report()["table_version"])
         errors.append(compressor.report()["relative_error"])
     assert versions == [1, 1, 2, 2] and errors[1] < errors[0]
-    everyone = gathered(compressor.levels)
-    assert all(torch.equal(other, everyone[0]) for other in everyone)
+    assert_same_everywhere([compressor.levels])
 
 
 def test_bits_by_module():
@@ -276,8 +277,7 @@ def test_bits_by_module():
     model = sharded(net)
     compressor = QSGD(bits=2, bucket_size=128, parameter_bits={"first": None, "second": 8})
     compressed = compress_reduce_scatter(model, compressor)
-    backward(model, 0)
-    compressed.finish()
+    stepped(model, compressed, 0)
     got, wanted = whole(model), exact(net, 0)
     assert_close({"w": got["first.weight"]}, {"w": wanted["first.weight"]}, 1e-5)
     error = (got["second.weight"] - wanted["second.weight"]).norm()
@@ -289,8 +289,7 @@ def test_partial_buckets_in_full_precision():
     net = make()
     model = sharded(net)
     compressed = compress_reduce_scatter(model, QSGD(**FINE | {"tail": "full"}))
-    backward(model, 0)
-    compressed.finish()
+    stepped(model, compressed, 0)
     assert_close(whole(model), exact(net, 0))
     assert any(
         0 < group.full < group.quantized for group in compressed.compressor._training.layout.groups
@@ -316,9 +315,7 @@ def test_a_training_is_float32s(name):
             optimizer.step()
         losses.append(float(torch.stack(gathered(loss)).mean()))
     assert losses[1] == pytest.approx(losses[0], rel=0.1) and losses[0] < 2.3
-    for parameter in model.parameters():
-        everyone = gathered(parameter.full_tensor())
-        assert all(torch.equal(other, everyone[0]) for other in everyone)
+    assert_same_everywhere([p.full_tensor() for p in model.parameters()])
 
 
 @pytest.mark.parametrize("way", ["own", "dcp"])
@@ -416,15 +413,7 @@ def test_rounded_zeros_are_told_of_once(words, door, caplog):
         assert f": 'table' ({share}%);" in told[1][0] and "{'table': None}" in told[1][0]
 
 
-def cut_short(part: torch.Tensor) -> torch.Tensor:
-    return part[:-9].clone()
-
-
-def flipped(part: torch.Tensor) -> torch.Tensor:
-    return torch.cat([part[:-9], ~part[-9:]])
-
-
-@pytest.mark.parametrize("how", [cut_short, flipped])
+@pytest.mark.parametrize("how", [truncated, flipped])
 @pytest.mark.parametrize("lengths", ["equal", "that vary"])
 def test_a_corrupt_payload_stops_all_ranks(how, lengths, monkeypatch):
     """Before the optimizer's step; the next step works."""
@@ -440,7 +429,7 @@ def test_a_corrupt_payload_stops_all_ranks(how, lengths, monkeypatch):
         parts = receive(self, world, handle)
         turn.append(1)
         if RANK == RANKS - 1 and len(turn) == 2:
-            parts[0] = how(parts[0])
+            parts[0] = how(parts[0].clone())
         return parts
 
     monkeypatch.setattr(collective, "receive", damaged)
@@ -457,22 +446,17 @@ def test_a_corrupt_payload_stops_all_ranks(how, lengths, monkeypatch):
     assert compressor.step == 1
 
 
-def test_steps_that_differ():
-    model = sharded(make())
-    compressor = QSGD(bits=4)
+@pytest.mark.parametrize("differs", ["steps_that_differ", "settings"])
+def test_ranks_that_differ(differs):
+    model, first = sharded(make()), RANK == 0
+    compressor = QSGD(bits=4 + (first and differs == "settings"))
     compressed = compress_reduce_scatter(model, compressor)
-    if RANK == 0:
-        compressor.load_state_dict(compressor.state_dict() | {"step": 7})
-    backward(model, 0)
-    with pytest.raises(RankMismatchError, match="the step: its number is 7 on rank 0, 0 on rank"):
-        compressed.finish()
-
-
-def test_settings_that_differ():
-    model = sharded(make())
-    compress_reduce_scatter(model, QSGD(bits=4 + (RANK == 0)))
-    with pytest.raises(RankMismatchError, match="bits is 5 on rank 0, 4 on rank"):
-        backward(model, 0)
+    told = "bits is 5 on rank 0, 4 on rank"
+    if differs != "settings":
+        told = "the step: its number is 7 on rank 0, 0 on rank"
+        compressor.load_state_dict(compressor.state_dict() | {"step": 7 * first})
+    with pytest.raises(RankMismatchError, match=told):
+        stepped(model, compressed, 0)
 
 
 def test_report_and_monitor(tmp_path):
@@ -481,8 +465,7 @@ def test_report_and_monitor(tmp_path):
     compressor = QSGD(bits=4, bucket_size=128, monitor=monitor)
     compressed = compress_reduce_scatter(model, compressor)
     for step in range(2):
-        backward(model, step)
-        compressed.finish()
+        stepped(model, compressed, step)
     report = compressed.report()
     sizes = [group.coordinates for group in compressor._training.layout.groups]
     assert report["coordinates"] == sum(sizes) and report["exchange"] == "reduce_scatter"
@@ -504,30 +487,9 @@ def test_settings_change():
     sent = []
     for bits in (4, 8, 2):
         compressor.set(bits=bits)
-        backward(model, 0)
-        compressed.finish()
+        stepped(model, compressed, 0)
         sent.append(compressor.report()["wire_bytes"])
     assert sent[2] < sent[0] < sent[1] and compressor.step == 3
-
-
-def test_replicas():
-    """HSDP: FSDP's own all-reduce after a compressed reduce-scatter."""
-    if RANKS != 4:
-        return
-    mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("replicas", "shards"))
-    net = make()
-    model = sharded(net, mesh=mesh)
-    compress_reduce_scatter(model, QSGD(**FINE))
-    optimizer = torch.optim.SGD(model.parameters(), 0.1)
-    for step in range(5):
-        optimizer.zero_grad()
-        backward(model, step)
-        optimizer.step()
-        if step == 0:
-            assert_close(whole(model), exact(net, 0))
-    for parameter in model.parameters():
-        everyone = gathered(parameter.full_tensor())
-        assert all(torch.equal(other, everyone[0]) for other in everyone)
 
 
 SCHEMES = {
@@ -537,25 +499,29 @@ SCHEMES = {
 }
 
 
-@pytest.mark.parametrize("name", SCHEMES)
-def test_compressed_replicas(name):
-    """A 1-D mesh within a node, averages in codes between nodes: shards are equal bit for bit."""
+@pytest.mark.parametrize("name", [None, *SCHEMES])
+def test_replicas(name):
+    """HSDP: FSDP's own all-reduce after a compressed reduce-scatter; or a 1-D mesh within a node,
+    and averages in codes between nodes. Shards are equal bit for bit."""
+    if name is None and RANKS != 4:
+        return
     inside = 2 if RANKS == 4 else 1
     mesh = init_device_mesh("cpu", (RANKS // inside, inside), mesh_dim_names=("nodes", "shards"))
     net = make()
-    model = sharded(net, mesh=mesh["shards"])
-    compressed = compress_all_reduce(model, SCHEMES[name](), mesh["nodes"].get_group())
+    model = sharded(net, mesh=mesh if name is None else mesh["shards"])
+    if name is None:
+        compressed = compress_reduce_scatter(model, QSGD(**FINE))
+    else:
+        compressed = compress_all_reduce(model, SCHEMES[name](), mesh["nodes"].get_group())
     optimizer = torch.optim.SGD(model.parameters(), 0.1)
     for step in range(5):
         optimizer.zero_grad()
         backward(model, step)
         optimizer.step()
         if step == 0:
-            assert_close(whole(model), exact(net, 0), 0.05)
+            assert_close(whole(model), exact(net, 0), 0.02 if name is None else 0.05)
     assert compressed.compressor.step == 5
-    for parameter in model.parameters():
-        everyone = gathered(parameter.full_tensor())
-        assert all(torch.equal(other, everyone[0]) for other in everyone)
+    assert_same_everywhere([p.full_tensor() for p in model.parameters()])
 
 
 @pytest.mark.parametrize("seen", ["report", "end", "trained"])
@@ -566,8 +532,7 @@ def test_a_model_that_nobody_trains(seen, caplog):
         model if seen == "trained" else sharded(make()), compressor
     )
     with caplog.at_level(logging.WARNING, "hvd_adaptive"):
-        backward(model, 0)
-        compressed.finish()
+        stepped(model, compressed, 0)
         if seen != "end":
             compressor.report()
             compressor.report()

@@ -1,7 +1,7 @@
 """Train by DDP, average() and LocalSGD, save distributed checkpoints half way, go on; or load them
 and go on.
 
-test_distributed_checkpoint.py runs: python checkpoints.py FOLDER whole|rest|more
+test_resume.py runs: python checkpoints.py FOLDER whole|rest|more
 """
 
 from __future__ import annotations

@@ -8,17 +8,17 @@ from pathlib import Path
 import pytest
 import torch
 import torch.distributed as dist
+from ddp_oracles import Training, gathered
+from repeatable import first_compressors
 
-from hvd_adaptive import instances
-
+__all__ = ["first_compressors"]
 FOLDER = Path(__file__).parent
 SHARE = 3
 
 
-@pytest.fixture(autouse=True)
-def first_compressors():
-    """Each check's first compressor has the random numbers of a process's first one."""
-    instances.start_over()
+@pytest.fixture
+def door():
+    return Training
 
 
 @pytest.fixture
@@ -32,15 +32,9 @@ def ranks():
 
 
 @pytest.fixture
-def gather(ranks):
+def gather():
     """The program's own collective: all ranks' tensors, stacked."""
-
-    def gather(tensor: torch.Tensor) -> torch.Tensor:
-        parts = [torch.empty_like(tensor) for _ in range(ranks)]
-        dist.all_gather(parts, tensor.contiguous())
-        return torch.stack(parts)
-
-    return gather
+    return lambda tensor: torch.stack(gathered(tensor))
 
 
 @pytest.fixture

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import nets
 import torch
 import torch.distributed as dist
+from nets import make_net
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
@@ -13,24 +15,19 @@ from hvd_adaptive import QSGD
 from hvd_adaptive.ddp import CompressionState, compression_hook
 from hvd_adaptive.kernels.random import stream_key
 
+__all__ = ["make_net"]
 FINE = {"bits": 8, "norm": "linf", "bucket_size": 128}
 
 
-def make_net(seed: int = 0, width: int = 120) -> nn.Module:
-    """Four tensors large enough to be quantised, and three biases."""
-    torch.manual_seed(seed)
-    return nn.Sequential(
-        nn.Linear(40, width),
-        nn.ReLU(),
-        nn.Linear(width, width),
-        nn.ReLU(),
-        nn.Linear(width, width, bias=False),
-        nn.ReLU(),
-        nn.Linear(width, 10),
-    )
-
-
-def wrap(net: nn.Module, compressor, named=True, group=None, seen=None, **options):
+def wrap(
+    net: nn.Module,
+    compressor,
+    named=True,
+    group=None,
+    seen=None,
+    hook=compression_hook,
+    **options,
+):
     """A DDP model with the hook; the state, too.
 
     seen: a list that gets, of each bucket, (its number, its parameters' names).
@@ -39,48 +36,52 @@ def wrap(net: nn.Module, compressor, named=True, group=None, seen=None, **option
     state = CompressionState(compressor, net.named_parameters() if named else None, group)
     names = {id(parameter): name for name, parameter in net.named_parameters()}
 
-    def hook(state, bucket):
-        if seen is not None:
-            seen.append((bucket.index(), [names[id(p)] for p in bucket.parameters()]))
-        return compression_hook(state, bucket)
+    def noting(state, bucket):
+        seen.append((bucket.index(), [names[id(p)] for p in bucket.parameters()]))
+        return hook(state, bucket)
 
-    model.register_comm_hook(state, hook)
+    model.register_comm_hook(state, hook if seen is None else noting)
     return model, state
 
 
-def hooked(net: nn.Module, compressor=None, hook=compression_hook, **options):
-    """A DDP model of small buckets, which calls ``hook`` itself; the state, too."""
-    model = DistributedDataParallel(net, **{"bucket_cap_mb": 0.03} | options)
-    state = CompressionState(compressor or QSGD(**FINE), net.named_parameters())
-    model.register_comm_hook(state, hook)
-    return model, state
+def hooked(net: nn.Module, compressor=None, **options):
+    """A DDP model of small buckets; the state, too."""
+    return wrap(net, compressor or QSGD(**FINE), **{"bucket_cap_mb": 0.03} | options)
 
 
-def batch(step: int, rank: int | None = None) -> tuple[torch.Tensor, torch.Tensor]:
-    """A rank's own data."""
-    rank = dist.get_rank() if rank is None else rank
-    generator = torch.Generator().manual_seed(1000 * step + rank)
-    x = torch.randn(16, 40, generator=generator)
-    return x, x[:, :10].argmax(1)
+class Training:
+    """What the door of tests/nets.py makes: a DDP model of small buckets."""
+
+    def __init__(self, net: nn.Module, compressor, lr: float = 0.1, **options) -> None:
+        self.model, self.state = hooked(net, compressor, **options)
+        self.optimizer = torch.optim.SGD(net.parameters(), lr=lr)
+
+    def average(self, loss: torch.Tensor) -> None:
+        loss.backward()
+
+    def step(self) -> None:
+        self.optimizer.step()
+
+    def restart(self) -> bool:
+        return False  # DDP cannot go on after an exception from its hook
+
+
+def batch(step: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """This rank's own data."""
+    return nets.batch(step, dist.get_rank())
+
+
+def own_gradients(net: nn.Module, step: int) -> dict[str, torch.Tensor]:
+    """This rank's, before any exchange."""
+    return nets.own_gradients(net, step, dist.get_rank())
 
 
 def backward(model: nn.Module, step: int) -> float:
     """Gradients of one batch."""
-    x, y = batch(step)
     model.zero_grad()
-    loss = nn.functional.cross_entropy(model(x), y)
+    loss = nets.loss_of(model, step, dist.get_rank())
     loss.backward()
     return loss.item()
-
-
-def own_gradients(net: nn.Module, step: int) -> dict[str, torch.Tensor]:
-    """This rank's, before any exchange: the same weights in a model of its own."""
-    x, y = batch(step)
-    named = dict(net.named_parameters())
-    copies = {name: p.detach().clone().requires_grad_() for name, p in named.items()}
-    scores = torch.func.functional_call(net, copies, (x,))
-    nn.functional.cross_entropy(scores, y).backward()
-    return {name: p.grad for name, p in copies.items() if p.grad is not None}
 
 
 def assert_averages(

@@ -264,9 +264,7 @@ CASES = {
 
 
 @pytest.mark.parametrize("to_none", [True, False], ids=["none", "zeros"])
-@pytest.mark.parametrize(
-    "step", [plainly, after_synchronize, amp, amp_twice], ids=lambda f: f.__name__
-)
+@pytest.mark.parametrize("step", RIGHT, ids=lambda f: f.__name__)
 @pytest.mark.parametrize("case", CASES)
 def test_nothing_is_told_of_what_is_right(case, step, to_none, caplog):
     make, keywords, passes = CASES[case]

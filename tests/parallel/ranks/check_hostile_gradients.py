@@ -19,6 +19,7 @@ from hostile_buckets import (
     make,
     normal,
 )
+from rank_optimizers import distributed
 
 from hvd_adaptive import Hierarchical, ScatterReduce
 
@@ -56,10 +57,7 @@ def test_a_nan_in_every_step_hinders_no_fit(scheme, exchange):
     """A script that replaces NaN has no scaler that skips a step: every step is applied."""
     model = torch.nn.Linear(BUCKET, 32, bias=False)
     compressor = make(scheme, exchange=exchange, update_steps=[0, 1, 7])
-    named = [(f"nan.{scheme}.{exchange}", model.weight)]
-    optimizer = hvd.DistributedOptimizer(
-        torch.optim.SGD(model.parameters(), lr=1e-3), named_parameters=named, compression=compressor
-    )
+    optimizer = distributed(model, compressor, lr=1e-3, prefix=f"nan.{scheme}.{exchange}.")
     hole = torch.ones(32, BUCKET)
     hole[3, 5] = torch.nan
     if hvd.rank() == 0:

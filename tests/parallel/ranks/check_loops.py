@@ -53,12 +53,7 @@ def test_adam_with_every_option_of_its_loop(scheme):
 def test_accumulation_by_hand(scheme):
     """Three backward passes a step, of which Horovod is told."""
     weight = torch.nn.Parameter(torch.zeros(640))
-    optimizer = hvd.DistributedOptimizer(
-        torch.optim.SGD([weight], lr=1.0),
-        named_parameters=[("weight", weight)],
-        compression=make(scheme),
-        backward_passes_per_step=3,
-    )
+    optimizer = distributed({"weight": weight}, make(scheme), lr=1.0, backward_passes_per_step=3)
     for step in range(2):
         optimizer.zero_grad()
         for part in range(3):

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import gc
+
 import horovod.torch as hvd
 import memory
+import psutil
 import pytest
 import torch
 from conftest import make_model, train
@@ -13,6 +16,9 @@ from hvd_adaptive import ALQ, ECDQ, QSGD, ScatterReduce, Tuning
 
 LARGEST_GROUP = 20_000
 BOUND = 120_000
+REBINDS = 100
+# Communicators of the level sync's own took 9 to 13 KiB each.
+BYTES = 4096
 
 
 @pytest.mark.ranks
@@ -86,3 +92,25 @@ def test_nothing_grows():
     assert grown["threads"] <= 0 and grown["files"] <= 0
     assert grown["objects"] < 100  # one for each step would be 108 and more
     assert grown["bytes"] < 8 << 20  # a gradient for each step would be some 50 MiB
+
+
+def test_memory_of_rebinds():
+    """Each fits a table, and is followed by a change of settings to one of two."""
+    weight = torch.nn.Parameter(torch.zeros(2048))
+    compressor = ALQ(bucket_size=512, update_steps=lambda step: True, samples=2)
+    optimizer = distributed({"rebinds.weight": weight}, compressor)
+
+    def rebind(times: int) -> int:
+        """Memory of this process afterwards."""
+        for number in range(times):
+            compressor.set(samples=2 + number % 2)
+            optimizer.zero_grad()
+            (weight * (1.0 + torch.arange(2048))).sum().backward()
+            optimizer.step()
+        gc.collect()
+        return psutil.Process().memory_info().rss
+
+    before = rebind(REBINDS)
+    after = rebind(REBINDS)
+    assert compressor.parts.default.table_version == 2 * REBINDS
+    assert after - before < BYTES * REBINDS, (after - before) / REBINDS

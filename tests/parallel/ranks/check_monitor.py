@@ -11,6 +11,7 @@ import pytest
 import torch
 from conftest import make_model, train
 from rank_optimizers import distributed, drain
+from stock_seconds import *  # noqa: F403
 
 from hvd_adaptive import ALQ, QSGD, Monitor, RankMismatchError, instances
 
@@ -136,37 +137,6 @@ def test_non_finite_buckets_are_counted(folder, exchange):
             model(inputs).sum().backward()
             optimizer.step()
     assert [r["non_finite"] for r in records(folder)["step"]] == [0, 10, 0]
-
-
-def test_stock_exchanges_are_measured_once(folder):
-    """The start record has them; the training's bits stay the same; ``set`` measures nothing."""
-    model, monitor = make_model(), Monitor(folder, every=1, compare=True)
-    keywords = {"bits": 4, "bucket_size": BUCKET}
-    compressor = QSGD(monitor=monitor, **keywords)
-    optimizer = distributed(model, compressor)
-    train(model, optimizer, STEPS)
-    compressor.set(bits=5)
-    train(model, optimizer, STEPS)
-    monitor.close()
-    if hvd.rank() == 0:
-        found = records(folder)
-        first, second = (start["stock"] for start in found["start"])
-        assert sorted(first) == ["float16", "float32"] and all(s > 0 for s in first.values())
-        assert second == first
-        timed = [record for record in found["step"] if record["step_s"] is not None]
-        assert len(timed) == 2 * (STEPS - 1)
-        for record in timed:
-            assert 0 < record["blocked_s"] < record["step_s"]
-            assert 0 < record["arrival_s"] < record["step_s"]
-    instances.start_over()
-    other = make_model()
-    plain = QSGD(**keywords)
-    optimizer = distributed(other, plain)
-    train(other, optimizer, STEPS)
-    plain.set(bits=5)
-    train(other, optimizer, STEPS)
-    for a, b in zip(model.parameters(), other.parameters(), strict=True):
-        assert torch.equal(a, b)
 
 
 def test_all_ranks_compare_or_none():

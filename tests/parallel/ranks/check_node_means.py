@@ -11,6 +11,8 @@ import numpy as np
 import pytest
 import torch
 from conftest import assert_same_everywhere
+from exact_errors import bucket_errors
+from nets import Given
 from rank_optimizers import distributed
 from settings_objects import exchange_of
 
@@ -24,20 +26,6 @@ BUCKET = 512
 # Coordinates of two tensors, each a group: two full buckets and a partial one for each of two
 # slices at most, all of which are measured.
 LARGE, SMALL = 4 * BUCKET + 100, 2 * BUCKET
-
-
-class Given(torch.nn.Module):
-    """Parameters whose gradients are given."""
-
-    def __init__(self, sizes) -> None:
-        super().__init__()
-        names = [f"p{place}" for place in range(len(sizes))]
-        self.all = torch.nn.ParameterDict(
-            {name: torch.nn.Parameter(torch.zeros(n)) for name, n in zip(names, sizes, strict=True)}
-        )
-
-    def forward(self, gradients):
-        return sum((p * g).sum() for p, g in zip(self.all.values(), gradients, strict=True))
 
 
 def gradients_of(rank: int, sizes) -> list[torch.Tensor]:
@@ -69,15 +57,8 @@ def trained(compressor, sizes):
 
 
 def error_of(v: np.ndarray, levels: np.ndarray) -> float:
-    """E||Q(v) - v||² of L-infinity buckets laid end to end (ALQ Eqs 1, 2)."""
-    total = 0.0
-    for begin in range(0, v.size, BUCKET):
-        bucket = v[begin : begin + BUCKET]
-        norm = np.abs(bucket).max()
-        r = bucket / norm
-        above = np.clip(np.searchsorted(levels, r, side="right"), 1, levels.size - 1)
-        total += np.sum((levels[above] - r) * (r - levels[above - 1])) * norm**2
-    return total
+    """E||Q(v) - v||² of L-infinity buckets laid end to end."""
+    return float(bucket_errors(v, levels, BUCKET, "linf").sum())
 
 
 def pretend(monkeypatch, fastest_of):

@@ -112,11 +112,8 @@ def test_a_backward_that_was_lost_in_part():
     """Horovod forgets a backward that reached two of three gradients; the next one, in another
     order, must neither join it nor mix with it."""
     weights = [torch.nn.Parameter(torch.zeros(3000)) for _ in range(3)]
-    optimizer = hvd.DistributedOptimizer(
-        torch.optim.SGD(weights, lr=1.0),
-        named_parameters=[(f"lost.{i}", w) for i, w in enumerate(weights)],
-        compression=ALQ(bits=8, bucket_size=100, update_steps=[], fusion_bytes=12_000),
-    )
+    compressor = ALQ(bits=8, bucket_size=100, update_steps=[], fusion_bytes=12_000)
+    optimizer = distributed({f"lost.{i}": w for i, w in enumerate(weights)}, compressor)
     (weights[0].sum() * 1000 + weights[1].sum() * 1000).backward()
     give_up(optimizer)
     for weight in weights:
@@ -133,14 +130,10 @@ def test_a_backward_that_was_lost_in_part():
 def test_a_sparse_parameter_is_not_sent_as_zeros(scheme):
     embedding = torch.nn.Embedding(3000, 16, sparse=True)
     head = torch.nn.Linear(16, 200)
-    named = [("sparse.embedding", embedding.weight), ("sparse.head", head.weight)]
+    named = {"sparse.embedding": embedding.weight, "sparse.head": head.weight}
     compressor = make(scheme, bucket_size=128, fusion_bytes=16_000)
     head.bias.requires_grad_(False)
-    optimizer = hvd.DistributedOptimizer(
-        torch.optim.SGD([p for _, p in named], lr=0.1),
-        named_parameters=named,
-        compression=compressor,
-    )
+    optimizer = distributed(named, compressor)
     for _ in range(2):
         optimizer.zero_grad()
         head(embedding(torch.tensor([hvd.rank(), 5]))).sum().backward()

@@ -7,23 +7,12 @@ import horovod.torch as hvd
 import numpy as np
 import torch
 from conftest import assert_same_everywhere
+from exact_errors import relative_error
 from rank_optimizers import distributed
 
 from hvd_adaptive import ALQ
 
 BUCKET = 8192
-
-
-def error_of(flat: np.ndarray, levels: np.ndarray) -> float:
-    """E||Q(v) - v||² of L-infinity buckets laid end to end, the last one shorter (ALQ Eqs 1, 2)."""
-    total = 0.0
-    for begin in range(0, flat.size, BUCKET):
-        bucket = flat[begin : begin + BUCKET]
-        norm = np.abs(bucket).max()
-        r = bucket / norm if norm else bucket
-        above = np.clip(np.searchsorted(levels, r, side="right"), 1, levels.size - 1)
-        total += np.sum((levels[above] - r) * (r - levels[above - 1])) * norm**2
-    return float(total)
 
 
 def train(model, optimizer, steps: int, compressor) -> tuple[float, float, list[np.ndarray]]:
@@ -46,7 +35,7 @@ def train(model, optimizer, steps: int, compressor) -> tuple[float, float, list[
         own = np.concatenate([flats[name].reshape(-1) for name, _ in weights]).astype(np.float64)
         report = compressor.report()
         told.append(report["relative_error"])
-        exact.append(error_of(own, compressor.levels.numpy()) / np.sum(own**2))
+        exact.append(relative_error(own, compressor.levels.numpy(), BUCKET, "linf"))
         norms.append(np.sum(own**2))
     for hook in hooks:
         hook.remove()

@@ -16,13 +16,9 @@ def test_a_part_without_samples_is_awaited():
     update is repeated until eight steps have one. A sparse parameter is not waited for."""
     embedding = torch.nn.Embedding(300, 16, sparse=True)
     heads = {name: torch.nn.Linear(16, 200, bias=False) for name in ("a", "b")}
-    named = [("embedding", embedding.weight), *((n, h.weight) for n, h in heads.items())]
+    named = {"embedding": embedding.weight} | {n: h.weight for n, h in heads.items()}
     compressor = ALQ(scope="tensor", bucket_size=128, update_steps=[0])
-    optimizer = hvd.DistributedOptimizer(
-        torch.optim.SGD([p for _, p in named], lr=1e-3),
-        named_parameters=named,
-        compression=compressor,
-    )
+    optimizer = distributed(named, compressor, lr=1e-3)
     versions = []
     for step in range(16):
         optimizer.zero_grad()

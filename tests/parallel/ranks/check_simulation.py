@@ -122,6 +122,9 @@ CASES = {
         exchange=ScatterReduce(second_stage_bits=32),
     ),
     "nodes-of-one": scheme("qsgd-4", bucket_size=512, exchange=Hierarchical(ranks_per_node=1)),
+    "zeros": scheme("ecdq-2", bucket_size=1024, keep_zeros=True),
+    "zeros-scatter": scheme("alq-3-paper", bucket_size=1024, keep_zeros=True, **REDUCE),
+    "zeros-nodes": scheme("eden-2", keep_zeros=True, exchange=Hierarchical(ranks_per_node=1)),
 }
 IN_NODES = {
     "alq": scheme("alq-3", bucket_size=1024, update_steps=[0, 3], **NODES_OF_TWO),
@@ -137,10 +140,12 @@ IN_NODES = {
 
 
 def compare(construct) -> None:
-    """Parameters, tables and bytes of the two runs."""
+    """Parameters, tables and bytes of the two runs; half of the first layer is dead."""
     instances.start_over()  # tests/parallel/ranks/repeat.py compares one case after the other
     model, compressor = make_model(), construct()
+    model[0].bias.data[:150] = -1e3
     train(model, distributed(model, compressor, lr=0.3), STEPS)
+    assert not model[0].weight.grad[:150].any() or not compressor.settings.keep_zeros
     other, twin = simulated(construct, STEPS, lr=0.3)
     assert torch.equal(flat_parameters(other), flat_parameters(model))
     for label, codec in compressor.parts.items():

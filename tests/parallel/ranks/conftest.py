@@ -13,6 +13,7 @@ import horovod.torch as hvd
 import pytest
 import torch
 from horovod.torch import mpi_ops
+from rank_optimizers import Training
 
 from hvd_adaptive import instances, simulate
 from hvd_adaptive.exchange import auto
@@ -62,6 +63,11 @@ def first_compressors():
 def same_initial_weights():
     """What a test initialises at random is the same on all ranks."""
     torch.manual_seed(0)
+
+
+@pytest.fixture
+def door():
+    return Training
 
 
 @pytest.fixture
@@ -170,12 +176,11 @@ def train(model: torch.nn.Module, optimizer: torch.optim.Optimizer, steps: int, 
 
 
 def simulated(construct, steps: int, lr: float, momentum: float = 0.0):
-    """The model of ``train``, and its compressor, trained by all ranks in this process."""
-    sources, model, compressor = (
-        [batches(rank) for rank in range(hvd.size())],
-        make_model(),
-        construct(),
-    )
+    """The model of ``train``, half of whose first layer is dead, and its compressor, trained by all
+    ranks in this process."""
+    sources = [batches(rank) for rank in range(hvd.size())]
+    model, compressor = make_model(), construct()
+    model[0].bias.data[:150] = -1e3
     simulate.train(
         model,
         lambda rank, step: sources[rank](),

@@ -23,6 +23,7 @@ from pathlib import Path
 import horovod.torch as hvd
 import torch
 from conftest import batches, flat_parameters, make_model, rest_while_waiting
+from rank_optimizers import distributed
 
 from hvd_adaptive import ALQ, ECDQ
 
@@ -50,11 +51,7 @@ def main(folder: Path, ending: str) -> None:
     ]
     models = [make_model(0), make_model(1, width=64), make_model(2, width=64)]
     optimizers = [
-        hvd.DistributedOptimizer(
-            torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9),
-            named_parameters=[(f"{i}.{name}", p) for name, p in model.named_parameters()],
-            compression=compressor,
-        )
+        distributed(model, compressor, momentum=0.9, prefix=f"{i}.")
         for i, (model, compressor) in enumerate(zip(models, compressors, strict=True))
     ]
     handled = {

@@ -18,6 +18,25 @@ def distributed(model, compressor, lr=0.1, momentum=0.0, prefix="", **keywords):
     )
 
 
+class Training:
+    """What the door of tests/nets.py makes: a stock optimizer."""
+
+    def __init__(self, net, compressor, lr=0.1, optimizer=None, **of_ddp) -> None:
+        self.model, self.optimizer = net, optimizer or distributed(net, compressor, lr=lr)
+
+    def average(self, loss: torch.Tensor) -> None:
+        loss.backward()
+        self.optimizer.synchronize()
+
+    def step(self) -> None:
+        with self.optimizer.skip_synchronize():
+            self.optimizer.step()
+
+    def restart(self) -> bool:
+        restart(self.optimizer)
+        return True
+
+
 def give_up(optimizer) -> None:
     """Make Horovod forget the gradients in flight; wait for them, or it refuses their names."""
     handles = [handle for handle, _ in optimizer._handles.values()]

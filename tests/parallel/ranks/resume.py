@@ -12,6 +12,7 @@ from pathlib import Path
 import horovod.torch as hvd
 import torch
 from conftest import assert_same_everywhere, flat_parameters, make_model, rest_while_waiting, train
+from rank_optimizers import distributed
 
 from hvd_adaptive import ALQ, ECDQ, ORQ, QCS, QSGD, BinGrad, NaturalCompression, SparseSGD
 
@@ -44,11 +45,7 @@ def main(folder: Path, part: str) -> None:
         model, compressor = make_model(), construct()
         if case == "retry":
             model[0].bias.data[:150] = -1e3
-        optimizer = hvd.DistributedOptimizer(
-            torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9),
-            named_parameters=model.named_parameters(),
-            compression=compressor,
-        )
+        optimizer = distributed(model, compressor, momentum=0.9)
         if part == "whole":
             if case == "set":
                 compressor.set(exchange="scatter_reduce", warmup_steps=2)
@@ -66,7 +63,7 @@ def main(folder: Path, part: str) -> None:
         residuals = compressor.state_dict().get("residuals", {"parameters": {}})["parameters"]
         whole = torch.cat([flat, *(residuals[name] for name in sorted(residuals))])
         digest = hashlib.sha256(whole.numpy().tobytes()).hexdigest()
-        print(f"case={case} rank={hvd.rank()} step={compressor.step} hash={digest}", flush=True)
+        print(f"{case} rank={hvd.rank()} step={compressor.step} hash={digest}", flush=True)
 
 
 if __name__ == "__main__":

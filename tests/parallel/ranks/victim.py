@@ -21,6 +21,7 @@ from typing import Any
 import horovod.torch as hvd
 import torch
 from conftest import batches, flat_parameters, make_model
+from rank_optimizers import distributed
 
 from hvd_adaptive import ALQ, ECDQ, BinGrad
 from hvd_adaptive.transport.collectives import AllGather, AllToAll
@@ -99,11 +100,7 @@ def main() -> None:
             in_backward[blow["count"]] = act
         else:
             lie_in_wait(blow["phase"], blow["count"], act)
-    optimizer = hvd.DistributedOptimizer(
-        torch.optim.SGD(model.parameters(), lr=0.1),
-        named_parameters=model.named_parameters(),
-        compression=SCHEMES[plan["scheme"]](),
-    )
+    optimizer = distributed(model, SCHEMES[plan["scheme"]]())
     batch = batches(hvd.rank())
     try:
         for step in range(plan["steps"]):

@@ -8,12 +8,15 @@ from parcels import parcel
 from settings_objects import exchange_of
 
 from hvd_adaptive import ALQ, QSGD, Hierarchical, SparseSGD, simulate
+from hvd_adaptive.coding.payload import OwnedBuffer
+from hvd_adaptive.exchange.auto import EXCHANGES, name_of_exchange
 from hvd_adaptive.exchange.exchange import AllgatherExchange, RankInfo
 from hvd_adaptive.exchange.hierarchical import HierarchicalExchange
 from hvd_adaptive.exchange.scatter_reduce import ScatterReduceExchange
 from hvd_adaptive.exchange.shard_reduce import ShardReduce
 from hvd_adaptive.options import EXCHANGE_NAMES
 from hvd_adaptive.simulate.stages import together
+from hvd_adaptive.transport.collectives import AllGather, AllToAll
 
 # What can be simulated: the others measure a network.
 SIMULATED = [exchange for exchange in EXCHANGE_NAMES if exchange != "auto"]
@@ -158,3 +161,41 @@ def test_refuses(keywords, message):
 def test_refuses_nodes_that_cannot_be(per_node):
     with pytest.raises(ValueError, match="ranks_per_node"):
         averaged(QSGD(exchange=Hierarchical(ranks_per_node=per_node)), 4)
+
+
+def test_borrowed_memory_is_refused():
+    lent = torch.zeros(8, dtype=torch.uint8)
+    with pytest.raises(TypeError, match="OwnedBuffer"):
+        AllGather(lent)
+    with pytest.raises(TypeError, match="OwnedBuffer"):
+        AllToAll([OwnedBuffer(8), lent])
+
+
+def test_memory_to_send_is_its_own():
+    lent = torch.arange(6, dtype=torch.float32)
+    copy = OwnedBuffer.copy_of(lent.view(2, 3).T)
+    lent.zero_()
+    wanted = torch.tensor([0.0, 3, 1, 4, 2, 5])
+    assert torch.equal(copy.bytes.view(torch.float32), wanted)
+    whole = OwnedBuffer(10)
+    part = whole.part(4, 8)
+    part.bytes.fill_(7)
+    assert whole.bytes[4:8].eq(7).all() and part.size == 4 and whole.size == 10
+
+
+@pytest.mark.parametrize(
+    ("ranks", "expected"),
+    [(1, "allgather"), (3, "allgather"), (4, "scatter_reduce"), (1000, "scatter_reduce")],
+)
+def test_the_number_of_ranks_decides(ranks, expected):
+    assert name_of_exchange(ALQ().settings, ranks) == expected
+
+
+@pytest.mark.parametrize("name", EXCHANGES)
+def test_a_given_exchange_is_kept(name):
+    assert all(name_of_exchange(ALQ(exchange=name).settings, n) == name for n in (2, 64))
+
+
+def test_the_report_names_it():
+    assert ALQ().report()["exchange"] is None
+    assert ALQ(exchange="auto").report()["exchange"] == "auto"

@@ -5,15 +5,13 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from torch import nn
 
-from hvd_adaptive import ALQ, Hierarchical
+from hvd_adaptive import ALQ
 from hvd_adaptive.exchange.auto import AutoExchange
 from hvd_adaptive.exchange.exchange import RankInfo
 from hvd_adaptive.exchange.hierarchical import HierarchicalExchange
 from hvd_adaptive.layout import Group
 from hvd_adaptive.run.draws import Draws
-from hvd_adaptive.simulate.ranks import Ranks
 
 NODES = (0, 0, 1, 1)
 BUCKET = 64
@@ -139,50 +137,6 @@ def test_weighted_sums_of_all_ranks_estimate_those_over_all_that_is_quantised(ki
     np.testing.assert_allclose(weights, weights[0], rtol=1e-9)
     found = squares / weights
     assert abs(found.mean() - wanted) <= 5 * found.std() / np.sqrt(300)
-
-
-@pytest.mark.parametrize("statistics", ["histogram", "normal"])
-def test_a_table_is_fitted_to_the_means_of_nodes(statistics):
-    """As ``fit`` of all nodes' means makes it. Ranks' own gradients, ten times as large, follow
-    another law; a table of theirs is another one."""
-    # Under L2 the two moments of "normal" hardly differ between laws.
-    keywords = {"bits": 4, "norm": "linf", "bucket_size": BUCKET, "statistics": statistics}
-    compressor = ALQ(exchange=Hierarchical(ranks_per_node=2), samples=100, **keywords)
-    model = nn.Linear(32 * BUCKET, 1, bias=False)
-    ranks = Ranks(model.named_parameters(), compressor, 4)
-    (group,) = ranks.layout.groups
-    of_ranks = [of_rank[id(group)] for of_rank in gradients([group], 5)]
-    for rank, flat in enumerate(of_ranks):
-        model.weight.grad = flat.view_as(model.weight).clone()
-        ranks.take(rank)
-    assert ranks.due(0)
-    ranks.refit(0)
-    means = [
-        (of_ranks[2 * node].double() + of_ranks[2 * node + 1].double()).div(2).float()
-        for node in (0, 1)
-    ]
-    wanted, own = ALQ(**keywords), ALQ(**keywords)
-    wanted.fit(means)
-    own.fit(of_ranks)
-    np.testing.assert_allclose(compressor.levels.numpy(), wanted.levels.numpy(), rtol=1e-4)
-    assert not np.allclose(own.levels.numpy(), wanted.levels.numpy(), rtol=0.05)
-
-
-def test_ranks_of_one_node_quantise_nothing_and_fit_nothing():
-    compressor = ALQ(exchange=Hierarchical(ranks_per_node=4), bucket_size=BUCKET, min_numel=0)
-    model = nn.Linear(8 * BUCKET, 1, bias=False)
-    ranks = Ranks(model.named_parameters(), compressor, 4)
-    flats = [torch.randn(8 * BUCKET) for _ in range(4)]
-    for rank, flat in enumerate(flats):
-        model.weight.grad = flat.view_as(model.weight).clone()
-        ranks.take(rank)
-    ranks.due(0)
-    ranks.refit(0)
-    ranks.average(0)
-    assert compressor.parts.default.table_version == 0
-    assert all(ranks._exchanges[0].quantized(group) == 0 for group in ranks.layout.groups)
-    exact = torch.stack(flats).double().mean(0)
-    torch.testing.assert_close(model.weight.grad.view(-1).double(), exact, rtol=1e-6, atol=1e-6)
 
 
 def test_damaged_samples_are_left_out(caplog):

@@ -11,7 +11,7 @@ from exact_errors import bucket_errors, relative_error
 from feedback_steps import OneRank
 from scheme_cases import PAPER
 
-from hvd_adaptive import ALQ, AMQ, ECDQ, simulate
+from hvd_adaptive import ALQ, AMQ, ECDQ
 from hvd_adaptive.adapt.statistics import HistogramStatistic, NormalStatistic
 from hvd_adaptive.kernels.constants import BINS
 from hvd_adaptive.layout import Group
@@ -246,25 +246,3 @@ def test_groups_that_are_not_sent_are_not_sampled():
     step.arrive(0, normal(640))
     drawn = step.samples(20)
     assert torch.equal(torch.cat(drawn), normal(640))
-
-
-def test_simulated_ranks_fit_to_partial_buckets():
-    """Two ranks and a last layer that is a partial bucket and holds most of the squared norm."""
-    parameters = [
-        ("a", torch.nn.Parameter(torch.zeros(64 * 512))),
-        ("b", torch.nn.Parameter(torch.zeros(400))),
-    ]
-    compressor = ALQ(bits=8, **PAPER, bucket_size=512, min_numel=0, samples=20)
-    ranks = simulate.Ranks(parameters, compressor, 2)
-    flats = []
-    for rank in range(2):
-        parameters[0][1].grad = normal(64 * 512, rank)
-        parameters[1][1].grad = 20 * student(400, 10 + rank)
-        flats.append(torch.cat([p.grad for _, p in parameters]).numpy())
-        ranks.take(rank)
-    assert ranks.due(0)
-    ranks.refit(0)
-    errors = [relative_error(flat, compressor.levels.numpy(), 512) for flat in flats]
-    amq = AMQ(bits=8, **PAPER, bucket_size=512)
-    amq.fit([torch.from_numpy(flat) for flat in flats])
-    assert max(errors) <= 1.2 * max(relative_error(f, amq.levels.numpy(), 512) for f in flats)

@@ -74,24 +74,6 @@ def test_coordinates_are_not_kept_while_the_group_is_under_way(weight, dtype):
     assert flat() is None and changed == (weight is not None)
 
 
-def test_what_is_sent_and_the_residual_are_the_gradient():
-    flat = torch.randn(SIZE)
-    rank, gradients, trips = begun(flat, 1.0)
-    completed(trips)
-    assert rank.residuals() == {}, "the step has not ended"
-    trips.commit()
-    average, residual = gradients.delivered[0], rank.residuals()["a"]
-    assert residual.any() and torch.allclose(average + residual, flat, atol=1e-6)
-
-
-def test_a_gradient_that_is_absent_leaves_no_residual():
-    rank, _, trips = begun(torch.randn(SIZE), 1.0)
-    completed(trips)
-    trips.hold(0)
-    trips.commit()
-    assert not any(residual.any() for residual in rank.residuals().values())
-
-
 @pytest.mark.parametrize("fusion", [None, 512])
 def test_a_kept_average_counts_when_its_messages_are_gone(fusion):
     """Averages of gradients that must not be written to are kept, float32, until the step ends."""

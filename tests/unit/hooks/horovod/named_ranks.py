@@ -24,10 +24,14 @@ from hvd_adaptive.transport.horovod_world import Abandoned, HorovodWorld
 
 
 class NamedNetwork(Network):
-    """Pairs the ranks' collectives by name; a rank has a name in flight once."""
+    """Pairs the ranks' collectives by name; a rank has a name in flight once.
 
-    def __init__(self, size: int, damage: Callable[..., torch.Tensor]) -> None:
+    direct: payloads are sent to each rank by itself, as by a few ranks of MPI.
+    """
+
+    def __init__(self, size: int, damage: Callable[..., torch.Tensor], direct: bool) -> None:
         super().__init__(size, damage)
+        self.direct = direct
         self.names: list[str] = []
         self._numbers: dict[tuple[str, int], int] = {}
         self._used: list[Counter[str]] = [Counter() for _ in range(size)]
@@ -114,7 +118,7 @@ class NamedWorld(HorovodWorld):
 
     def __init__(self, schedule: Schedule, network: NamedNetwork, rank: int) -> None:
         self.hvd: Any = Horovod(schedule, network, rank)
-        self.size, self.rank = network.size, rank
+        self.size, self.rank, self.sends_directly = network.size, rank, network.direct
         self.process_set = SimpleNamespace(ranks=list(range(network.size)))
 
     def is_current(self):
@@ -134,17 +138,20 @@ class NamedWorld(HorovodWorld):
 class NamedBinding(RankContext):
     """A compressor's groups for parameters of one optimizer."""
 
-    def __init__(self, compressor, world, name: str, sizes: Sequence[int], op: str) -> None:
+    def __init__(
+        self, compressor, world, name: str, sizes: Sequence[int], op: str, dtype: torch.dtype
+    ) -> None:
         super().__init__(compressor, world, f"hvd_adaptive.{name}")
         shapes = {f"{name}.{index}": (size,) for index, size in enumerate(sizes)}
-        weights = [(n, torch.nn.Parameter(torch.zeros(shape))) for n, shape in shapes.items()]
+        weights = [
+            (n, torch.nn.Parameter(torch.zeros(shape, dtype=dtype))) for n, shape in shapes.items()
+        ]
         self.owner = Owner(weights, op, None, lambda: self)
         self.agreement = Agreement(compressor, self.owner, world)
         self.abandoned, self.has_optimizer = AbandonedSteps(), True
         self.parameters = SimpleNamespace(is_sparse=lambda slot: False)
         members = [
-            Member(n, shape, torch.float32, compressor.parts.label_of(n))
-            for n, shape in shapes.items()
+            Member(n, shape, dtype, compressor.parts.label_of(n)) for n, shape in shapes.items()
         ]
         self.layout = self.build_layout(members)
 
@@ -152,11 +159,11 @@ class NamedBinding(RankContext):
 class Optimizer:
     """One optimizer of a rank: ``backward`` brings its gradients, ``step`` the averages."""
 
-    def __init__(self, schedule, network, rank, name, sizes, compressor, op="Average") -> None:
+    def __init__(self, schedule, network, rank, name, sizes, compressor, op, dtype) -> None:
         self.schedule, self.name, self.compressor = schedule, name, compressor
         compressor._training.instance.training = 0  # as in a process of its own
         self.world = NamedWorld(schedule, network, rank)
-        self.binding = NamedBinding(compressor, self.world, name, sizes, op)
+        self.binding = NamedBinding(compressor, self.world, name, sizes, op, dtype)
         self.driver = Driver(compressor)
         self.driver.make_lock = functools.partial(ScheduledLock, schedule)
         self.driver._worker = ScheduledWorker(

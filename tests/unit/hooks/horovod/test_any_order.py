@@ -9,6 +9,7 @@ import random
 
 import pytest
 import torch
+from damage import flipped, gone, truncated
 from named_ranks import NamedNetwork, Optimizer
 from scheduler import DeadlockError, Schedule, ScheduledLock, drop_wake_ups, explore, first_failure
 from states import plain
@@ -27,14 +28,14 @@ from hvd_adaptive.hooks.horovod import drive as drive_module
 from hvd_adaptive.hooks.horovod.abandoned_steps import AbandonedSteps
 from hvd_adaptive.run.step import Step
 
-SCHEDULES = int(os.environ.get("HVD_ADAPTIVE_SCHEDULES", "10"))
+SCHEDULES = int(os.environ.get("HVD_ADAPTIVE_SCHEDULES", "40"))
 SIZES, STEPS, NETS = (90, 20, 64, 130), 2, ("a", "b")
 
 
-def gradients_of(ranks: int, step: int, net: int) -> list[list[torch.Tensor]]:
+def gradients_of(ranks: int, step: int, net: int, dtype: torch.dtype) -> list[list[torch.Tensor]]:
     """Each rank's gradients."""
-    generator = torch.Generator().manual_seed(10 * step + net)
-    return [[torch.randn(n, generator=generator) for n in SIZES] for _ in range(ranks)]
+    draw = torch.Generator().manual_seed(10 * step + net)
+    return [[torch.randn(n, generator=draw).to(dtype) for n in SIZES] for _ in range(ranks)]
 
 
 class Rank:
@@ -46,13 +47,13 @@ class Rank:
 
     def __init__(self, schedule, network, number, make, plan, orders) -> None:
         self.schedule, self.number, self.plan, self.orders = schedule, number, plan, orders
-        self.ranks = network.size
+        self.ranks, self.dtype = network.size, plan.get("dtype", torch.float32)
+        op = plan.get("op", "Average")
         self.optimizers = [
-            Optimizer(
-                schedule, network, number, net, SIZES, make(number), plan.get("op", "Average")
-            )
+            Optimizer(schedule, network, number, net, SIZES, make(number), op, self.dtype)
             for net in NETS
         ]
+        self.own: dict[int, list[torch.Tensor]] = {}
         self.averages: dict[tuple[int, int], list[torch.Tensor]] = {}
         self.outcome: Exception | None = None
         self.network, self.cuts = network, 0
@@ -68,6 +69,7 @@ class Rank:
                     for net in self.orders(self.number):
                         self.optimizers[net].give_up()
                 for net in self.orders(self.number):
+                    self.stepping = net
                     averages = self.optimizers[net].step()
                     self.averages[step, net] = [average.clone() for average in averages]
         except (PayloadError, RankMismatchError, RuntimeError, KeyError) as error:
@@ -81,7 +83,8 @@ class Rank:
         for net in self.orders(self.number):
             optimizer = self.optimizers[net]
             optimizer.begin()
-            own = [g.clone() for g in gradients_of(self.ranks, step, net)[self.number]]
+            own = gradients_of(self.ranks, step, net, self.dtype)[self.number]
+            self.own[net] = own
             for slot in reversed(range(len(own))):
                 self.schedule.pause()
                 if self.plan.get("dies") == (self.number, step, net, slot):
@@ -99,11 +102,14 @@ def run(choose, ranks, make, plan, orders):
     schedule, hit = Schedule(choose), plan.get("damage")
 
     def damage(number, sender, receiver, part):
-        if part.dtype == torch.uint8 and part.numel() > 96 and hit == (number, sender, receiver):
-            part[100] ^= 255
-        return part
+        if hit != (number, sender, receiver) or ".group" not in network.names[number]:
+            return part
+        # Plain floats inside a node have no checksum: only their length tells.
+        has_checksum = part.dtype == torch.uint8 and bytes(part[:4].tolist()) == b"HVDA"
+        of_any = plan["kind"] is not flipped and part.numel()
+        return plan["kind"](part) if has_checksum or of_any else part
 
-    network = NamedNetwork(ranks, damage)
+    network = NamedNetwork(ranks, damage, plan.get("direct", False))
     schedule.events = network.events
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Step, "make_lock", staticmethod(lambda: ScheduledLock(schedule)))
@@ -111,9 +117,6 @@ def run(choose, ranks, make, plan, orders):
         patch.setattr(drive_module, "PATIENCE", 0.0)
         every = [Rank(schedule, network, n, make, plan, orders) for n in range(ranks)]
         schedule.run()
-    for task in schedule._tasks:
-        if task.error is not None:
-            raise task.error
     return every
 
 
@@ -126,10 +129,22 @@ SCHEMES = {
     "hierarchical": lambda **k: QSGD(
         bits=8, norm="linf", exchange=Hierarchical(ranks_per_node=1, second_stage_bits=8), **k
     ),
+    "pairs": lambda **k: QSGD(
+        bits=8, norm="linf", exchange=Hierarchical(ranks_per_node=2, second_stage_bits=8), **k
+    ),
     "feedback": lambda **k: QSGD(bits=6, error_feedback=0.5, exchange="allgather", **k),
     "ecdq": lambda **k: ECDQ(bits=4.0, exchange="allgather", **k),
 }
-EXACT = ("allgather", "scatter_reduce", "fits", "hierarchical")
+EXACT = ("allgather", "scatter_reduce", "fits", "hierarchical", "pairs")
+SETTINGS = [
+    *[{}] * 3,
+    {"warmup_steps": 1},
+    {"min_numel": 80},
+    {"tail": "full"},
+    {"parameter_bits": {"a.1": 8, "*.2": None}},
+]
+DTYPES = [*[torch.float32] * 3, torch.float16, torch.bfloat16, torch.float64]
+ACCIDENTS = ("", "dies", "damage", "cut off")
 
 
 def any_order(rng: random.Random):
@@ -137,57 +152,69 @@ def any_order(rng: random.Random):
     return lambda number: rng.sample(range(len(NETS)), len(NETS))
 
 
-def check(rng: random.Random, accidents=("", "", "dies", "damage", "cut off")) -> None:
-    """One schedule, with at most one accident."""
-    ranks, name = rng.choice([2, 3]), rng.choice(sorted(SCHEMES))
-    accident, plan = rng.choice(accidents), {}
+def check(rng: random.Random, accident: str) -> bool:
+    """One schedule; whether it came to its end. What is sent is read as late as the schedule says:
+    memory that is used again meanwhile gives wrong averages."""
+    name = rng.choice(sorted(SCHEMES))
+    ranks = rng.choice([2, 4] if name == "pairs" else [2, 3])
+    plan = {"direct": rng.random() < 0.5, "dtype": rng.choice(DTYPES)}
     if rng.random() < 0.3:
         plan["op"] = "Sum"
     if accident == "dies":
-        plan["dies"] = (
-            rng.randrange(ranks),
-            rng.randrange(STEPS),
-            rng.randrange(len(NETS)),
-            rng.randrange(len(SIZES)),
-        )
+        places = (ranks, STEPS, len(NETS), len(SIZES))
+        plan["dies"] = tuple(rng.randrange(count) for count in places)
     elif accident == "damage":
         plan["damage"] = rng.randrange(20, 60), *rng.sample(range(ranks), 2)
+        plan["kind"] = rng.choice([flipped, truncated, gone])
     elif accident == "cut off":
         plan |= {"cut off": rng.randrange(STEPS), "times": rng.randint(1, 3)}
     workers = [rng.random() < 0.7 for _ in range(ranks)]
-    make = lambda number: SCHEMES[name](tuning=Tuning(worker=workers[number]), **OF_ALL)  # noqa: E731
+    own = OF_ALL | rng.choice(SETTINGS)
+    make = lambda number: SCHEMES[name](tuning=Tuning(worker=workers[number]), **own)  # noqa: E731
     every = run(rng.choice, ranks, make, plan, any_order(rng))
     outcomes = [rank.outcome for rank in every]
     if accident == "dies":
         for rank, outcome in enumerate(outcomes):
             assert type(outcome) is (KeyError if rank == plan["dies"][0] else RuntimeError)
-        return
+        return False
     if any(outcomes):
         assert accident == "damage", outcomes
         assert {type(outcome) for outcome in outcomes} == {PayloadError}
-        assert len(set(map(str, outcomes))) == 1
-        return
+        (told,) = set(map(str, outcomes))
+        assert f"corrupt at rank {plan['damage'][2]} (group" in told
+        for rank in every:
+            assert all(bool(own.isnan().all()) for own in rank.own[rank.stepping])
+        return False
     for (step, net), averages in every[0].averages.items():
         for rank in every[1:]:
             for own, theirs in zip(averages, rank.averages[step, net], strict=True):
                 assert torch.equal(own, theirs)
         if name in EXACT:
             scale = ranks if plan.get("op") == "Sum" else 1
-            check_averages(averages, ranks, step, net, scale)
+            check_averages(averages, gradients_of(ranks, step, net, plan["dtype"]), scale)
     assert len(every[0].averages) == STEPS * len(NETS)
+    return True
 
 
-def check_averages(averages, ranks, step, net, scale) -> None:
-    """Within a step of 8 bits of the largest coordinate, for each of two stages."""
-    everyone = gradients_of(ranks, step, net)
-    for slot, average in enumerate(averages):
-        exact = sum(own[slot] for own in everyone) / ranks * scale
-        largest = max(float(own.abs().max()) for of_rank in everyone for own in of_rank)
-        assert float((average - exact).abs().max()) <= 2.1 * scale * largest / 100, (step, net)
+def check_averages(averages, everyone, scale) -> None:
+    """Within a step of 8 bits of the largest coordinate, for each of two stages, and the dtype's
+    rounding."""
+    largest = max(float(own.abs().max()) for of_rank in everyone for own in of_rank)
+    rounding = 4 * torch.finfo(averages[0].dtype).eps
+    for average, *own in zip(averages, *everyone, strict=True):
+        exact = torch.stack(own).double().mean(0) * scale
+        error = float((average.double() - exact).abs().max())
+        assert error <= scale * largest * (2.1 / 100 + rounding)
 
 
-def test_any_schedule():
-    explore(check, range(SCHEDULES))
+@pytest.mark.parametrize("accident", ACCIDENTS)
+def test_any_schedule(accident):
+    ended = []
+    explore(lambda rng: ended.append(check(rng, accident)), range(SCHEDULES // len(ACCIDENTS)))
+    if accident in ("", "cut off"):
+        assert all(ended)
+    else:
+        assert not all(ended)
 
 
 @pytest.mark.parametrize("scheme", SCHEMES)
@@ -215,13 +242,15 @@ def test_settings_that_differ_are_told_by_all(works):
 def test_a_dropped_wake_up_is_found(monkeypatch):
     """A worker that is not woken when the program waits for it."""
     drop_wake_ups(monkeypatch)
-    assert first_failure(check, DeadlockError) is not None
+    assert first_failure(functools.partial(check, accident=""), DeadlockError) is not None
 
 
 def test_a_step_that_nobody_completes_is_found(monkeypatch):
     """Ranks call optimizers in different orders, and workers leave steps to the program."""
     monkeypatch.setattr(drive_module.HorovodDrive, "_is_left_alone", lambda drive: False)
-    assert first_failure(check, DeadlockError) is not None
+    finds = functools.partial(check, accident="")
+    # In the schedule of seed 0 two ranks look for ever, in place of waiting.
+    assert first_failure(finds, DeadlockError, range(1, 4)) is not None
 
 
 def test_lists_that_are_lost_with_an_attempt_are_found(monkeypatch):
@@ -234,5 +263,5 @@ def test_lists_that_are_lost_with_an_attempt_are_found(monkeypatch):
         self.flying = []
 
     monkeypatch.setattr(AbandonedSteps, "complete", forgetful)
-    given_up = functools.partial(check, accidents=["cut off"])
+    given_up = functools.partial(check, accident="cut off")
     assert first_failure(given_up, DeadlockError) is not None
