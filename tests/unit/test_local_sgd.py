@@ -13,8 +13,8 @@ from states import through_disk
 from torch import nn
 
 from hvd_adaptive import ALQ, LocalSGD
-from hvd_adaptive.hooks.background import Background
 from hvd_adaptive.hooks.local_round import Pending
+from hvd_adaptive.hooks.rounds import Background
 
 
 @pytest.mark.parametrize(("momentum", "lr"), [(0.0, 1.0), (0.9, 0.7)])

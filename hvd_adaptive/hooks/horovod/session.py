@@ -6,7 +6,7 @@ import functools
 import logging
 import threading
 import time
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
@@ -14,7 +14,8 @@ from hvd_adaptive.base.errors import WarnOnce
 from hvd_adaptive.base.finite import wide_of
 from hvd_adaptive.changes import begin_step
 from hvd_adaptive.coding.header import DTYPE_CODES
-from hvd_adaptive.hooks.connected import Connected
+from hvd_adaptive.compressor import GradientCompressor
+from hvd_adaptive.connection import Connection
 from hvd_adaptive.hooks.horovod import elastic
 from hvd_adaptive.hooks.horovod.binding import Binding
 from hvd_adaptive.hooks.horovod.drive import SESSIONS, HorovodDrive, Ticket
@@ -25,9 +26,6 @@ from hvd_adaptive.layout import Layout
 from hvd_adaptive.run.driver import Driver
 from hvd_adaptive.transport.horovod_world import reference
 
-if TYPE_CHECKING:
-    from hvd_adaptive.compressor import GradientCompressor
-
 logger = logging.getLogger("hvd_adaptive")
 
 _NO_GRADIENT = (
@@ -36,7 +34,7 @@ _NO_GRADIENT = (
 )
 
 
-class Session(Connected):
+class Session(Connection):
     """Connect a compressor to its optimizer: ``compress`` receives gradients, ``decompress``
     returns averages.
 
@@ -285,7 +283,7 @@ class Session(Connected):
 
 def constructed(compressor: GradientCompressor) -> None:
     """Register the handler of compressors' states with elastic Horovod, if it is imported."""
-    elastic.register()
+    elastic.register_handler(GradientCompressor, elastic.CompressorStateHandler)
 
 
 def connect(compressor: GradientCompressor) -> Session:
