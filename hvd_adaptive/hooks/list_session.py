@@ -69,6 +69,7 @@ class Averaging:
 class ListSession(ApartFromHorovod):
     """The calls of ``average`` with one compressor; a Connection."""
 
+    compressor: GradientCompressor
     serves = "list", "average()"
 
     def __init__(self, compressor: GradientCompressor, group: Any) -> None:

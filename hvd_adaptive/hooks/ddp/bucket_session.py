@@ -53,6 +53,7 @@ class BucketSession(ApartFromHorovod):
         name: Beginning of the names of collectives.
     """
 
+    compressor: GradientCompressor
     serves = "model", "a DistributedDataParallel model"
 
     def __init__(

@@ -52,6 +52,7 @@ class ShardedSession(ApartFromHorovod):
         shards: Ranks keep shards of the average; else each rank gets all of it.
     """
 
+    compressor: GradientCompressor
     serves = "model", "a model of FSDP"
 
     def __init__(

@@ -44,6 +44,8 @@ class Session(Connection):
     4. The first decompress of a step waits for all averages; each decompress returns one.
     """
 
+    compressor: GradientCompressor
+
     def __init__(self, compressor: GradientCompressor) -> None:
         self.compressor = compressor
         self._binding: Binding | None = None  # until the first compress
