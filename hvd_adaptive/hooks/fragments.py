@@ -129,13 +129,10 @@ class Anchors:
     def __iter__(self) -> Iterator[Parameter]:
         return iter(self._copies)
 
-    def start_at(
-        self, parameters: Sequence[Parameter], values: Sequence[torch.Tensor], mixing: float
-    ) -> None:
+    def start_at(self, values: Mapping[Parameter, torch.Tensor], mixing: float) -> None:
         """Let parameters that had no anchor have these values as anchors; see ``move``."""
-        pairs = zip(parameters, values, strict=True)
-        self._replace(self._copies | {p: value.to(p, copy=True) for p, value in pairs})
-        self._mix(parameters, mixing)
+        self._replace(self._copies | {p: value.to(p, copy=True) for p, value in values.items()})
+        self._mix(values, mixing)
 
     def keep(self, parameters: Iterable[Parameter]) -> None:
         """Forget all parameters but these."""
@@ -152,22 +149,20 @@ class Anchors:
         """Return the anchor minus the parameter."""
         return self._copies[parameter] - parameter
 
-    def move(
-        self, parameters: Sequence[Parameter], averages: Sequence[torch.Tensor], mixing: float
-    ) -> None:
+    def move(self, averages: Mapping[Parameter, torch.Tensor], mixing: float) -> None:
         """Take a step of the SGD by averages of all ranks' ``way``, and set the parameters to their
         anchors.
 
         A parameter keeps a share ``mixing`` of itself; a frozen one keeps none, so that it does not
         differ from its anchor for ever.
         """
-        for parameter, average in zip(parameters, averages, strict=True):
+        for parameter, average in averages.items():
             self._copies[parameter].grad = average
         self._outer.step()
         self._outer.zero_grad()
-        self._mix(parameters, mixing)
+        self._mix(averages, mixing)
 
-    def _mix(self, parameters: Sequence[Parameter], mixing: float) -> None:
+    def _mix(self, parameters: Iterable[Parameter], mixing: float) -> None:
         for parameter in parameters:
             anchor = self._copies[parameter]
             if mixing and parameter.requires_grad:
@@ -186,9 +181,8 @@ class Anchors:
 
     def state_dict(self, parameters: Sequence[Parameter]) -> dict[str, Any]:
         """Return the anchors of these parameters, None for those without one, and the SGD."""
-        anchors = [self._copies.get(parameter) for parameter in parameters]
-        copies = [None if anchor is None else anchor.clone() for anchor in anchors]
-        return {"anchors": copies, "outer": self._outer.state_dict()}
+        anchors = clones(self._copies, parameters)
+        return {"anchors": anchors, "outer": self._outer.state_dict()}
 
     def load(
         self, parameters: Sequence[Parameter], anchors: Sequence[torch.Tensor | None], outer: Any
@@ -207,3 +201,10 @@ class Anchors:
     def _sgd(self) -> torch.optim.SGD:
         anchors = list(self._copies.values()) or [torch.zeros(0, **HOST)]  # SGD refuses none at all
         return torch.optim.SGD(anchors, self._lr, self._momentum, nesterov=self._momentum > 0)
+
+
+def clones(
+    tensors: Mapping[Parameter, torch.Tensor], parameters: Sequence[Parameter]
+) -> list[torch.Tensor | None]:
+    """Return a copy of the tensor of each parameter, None for those without one."""
+    return [tensors[p].clone() if p in tensors else None for p in parameters]

@@ -16,7 +16,7 @@ import torch
 from hvd_adaptive import states
 from hvd_adaptive.base.errors import RankMismatchError
 from hvd_adaptive.base.finite import wide_of
-from hvd_adaptive.hooks.fragments import Anchors, Fragments
+from hvd_adaptive.hooks.fragments import Anchors, Fragments, clones
 from hvd_adaptive.hooks.local_checks import tensors_like
 from hvd_adaptive.hooks.rounds import RoundExchange
 from hvd_adaptive.run.agreement import format_ranks, places_that_differ
@@ -97,9 +97,9 @@ class Outcome:
         """Move anchors and parameters to where the round ends; see ``Anchors.move``."""
         mixing = mixing if self.is_finite else 0.0
         if self.ways:
-            anchors.move(list(self.ways), list(self.ways.values()), mixing)
+            anchors.move(self.ways, mixing)
         if self.values:
-            anchors.start_at(list(self.values), list(self.values.values()), mixing)
+            anchors.start_at(self.values, mixing)
 
 
 class Round:
@@ -176,8 +176,8 @@ class Pending:
             "fragment": outcome.fragment,
             "applies": outcome.applies,
             "is_finite": outcome.is_finite,
-            "ways": _by_place(outcome.ways, parameters),
-            "values": _by_place(outcome.values, parameters),
+            "ways": clones(outcome.ways, parameters),
+            "values": clones(outcome.values, parameters),
         }
 
     @classmethod
@@ -323,12 +323,6 @@ def not_finite(names: Mapping[int, str]) -> FloatingPointError:
 
 def _wide(parameter: Parameter) -> torch.Tensor:
     return parameter.detach().to(wide_of(parameter.dtype), copy=True)
-
-
-def _by_place(
-    tensors: Mapping[Parameter, torch.Tensor], parameters: Sequence[Parameter]
-) -> list[torch.Tensor | None]:
-    return [tensors[p].clone() if p in tensors else None for p in parameters]
 
 
 def _by_parameter(
