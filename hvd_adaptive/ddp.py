@@ -138,8 +138,8 @@ class CompressionState:
         Raises:
             ValueError: The state is of another scheme or incomplete; nothing has changed.
         """
-        shared, own = (_unpacked(state, key) for key in self._keys())
-        if own["step"] != shared["step"]:
+        shared, own = (unpacked(state, key) for key in self._keys())
+        if states.whole(own, "step") != states.whole(shared, "step"):
             logger.warning("the state has none of this rank: residuals start from zero")
             own = elastic.with_own(shared, self.compressor.state_dict())
         self.compressor.load_state_dict(own)
@@ -237,12 +237,6 @@ def compression_hook(
         future = allreduce_hook(group, bucket)
     session.take(taken, bucket.index(), bucket.is_last(), called_by_autograd())
     return future
-
-
-def _unpacked(state: Mapping[str, bytes], key: str) -> dict[str, Any]:
-    own = unpacked(state, key)
-    states.whole(own, "step")
-    return own
 
 
 def _check_call(state: Any, bucket: Any, others: Any) -> None:
