@@ -77,11 +77,6 @@ class Residuals:
         self._loaded: dict[str, torch.Tensor] = {}
         self._warned = False
 
-    @property
-    def weight(self) -> float | str:
-        """Return the keyword ``error_feedback``."""
-        return self.weights.given
-
     def lay_out(self, layout: Layout, rank: int, size: int) -> None:
         """Prepare for a step of ``layout`` as rank ``rank`` of ``size``."""
         self._load_ended()
@@ -256,7 +251,7 @@ class Residuals:
 
     def loaded(self, state: Mapping[str, Any]) -> Residuals:
         """Return new residuals from a compressor's state that ``check_residuals`` has accepted."""
-        new = Residuals(self.weight, self.scaler)
+        new = Residuals(self.weights.given, self.scaler)
         new._warned = self._warned
         new.weights = new.weights.loaded(state)
         if "residuals" in state:
