@@ -21,6 +21,7 @@ from hvd_adaptive.coding import payload as payloads
 from hvd_adaptive.coding.header import DTYPE_CODES
 from hvd_adaptive.connection import Connection, RefusesClasses, framework
 from hvd_adaptive.differentiable import Differentiable
+from hvd_adaptive.kernels.random import Use, stream_key
 from hvd_adaptive.options import from_plain, plain
 from hvd_adaptive.parts import Parts
 from hvd_adaptive.settings import keyword_of
@@ -115,9 +116,8 @@ class GradientCompressor(Changing, _Base, metaclass=RefusesClasses):
             small, ctx = _in_ordinary_mode(connection.compress, tensor)
         else:
             small, ctx = connection.compress(tensor)
-        if small is tensor or not tensor.requires_grad or not torch.is_grad_enabled():
-            return small, ctx
-        if connection.layout is not None:
+        is_plain = small is tensor or not tensor.requires_grad or not torch.is_grad_enabled()
+        if is_plain or connection.layout is not None:
             return small, ctx
         differentiable = Differentiable(ctx)
         return differentiable.sent(tensor, small), differentiable
@@ -164,9 +164,10 @@ class GradientCompressor(Changing, _Base, metaclass=RefusesClasses):
             raise ValueError(f"flat: must be a dense tensor, not {flat.layout}")
         check_supported(flat.device)
         self._codec.payloads.check_device(flat.device)
-        if seed is not None:
-            seed = check_integer("seed", seed, 0, 2**64 - 1)
-        key = self._training.next_key(seed, self.settings.seed, rank_and_size()[0])
+        if seed is None:
+            key = self._training.next_key(self.settings.seed, rank_and_size()[0])
+        else:
+            key = stream_key(check_integer("seed", seed, 0, 2**64 - 1), 0, 0, Use.ENCODE)
         flat = flat.detach().resolve_neg().contiguous()
         quantized = self.settings.quantized_part(flat.numel())
         return self._codec.payloads.encode(flat, quantized, key).bytes
@@ -335,10 +336,8 @@ def _codec(scheme: Any, keywords: Mapping[str, Any], *dropped: str, **changes: A
 
 
 def check_compressor(name: str, value: Any, is_free: bool = False) -> GradientCompressor:
-    """Return ``value`` if it is a compressor, which serves nothing if ``is_free``.
-
-    Raises:
-        ValueError: It is not.
+    """Return ``value`` if it is a compressor, which serves nothing if ``is_free``; raise ValueError
+    otherwise.
     """
     if isinstance(value, type) and issubclass(value, GradientCompressor):
         scheme = value.__name__

@@ -7,9 +7,9 @@ __init__.py, names the function that does so when it is first needed.
 from __future__ import annotations
 
 import functools
-from abc import ABCMeta
+from abc import ABC, ABCMeta, abstractmethod
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar
 
 if TYPE_CHECKING:
     import torch
@@ -17,32 +17,74 @@ if TYPE_CHECKING:
     from hvd_adaptive.layout import Layout
 
 
-class Connection(Protocol):
-    """Represent one compressor at work for one optimizer or model."""
+class Connection(ABC):
+    """One compressor at work for one optimizer or model."""
+
+    compressor: Any
+    _binding: Any  # a RankContext; None until the ranks are known
+    _driver: Any = None  # a Driver, if it takes gradients through the steps
 
     @property
     def layout(self) -> Layout | None:
         """Return which coordinate travels in which group; None until gradients are known."""
+        return None if self._binding is None else self._binding.layout
 
     @property
     def exchange(self) -> str | None:
         """Return the name of the exchange; None until the ranks are known."""
+        return None if self._binding is None else self._binding.exchange_name
 
     @property
+    @abstractmethod
     def is_idle(self) -> bool:
         """Return whether no step is in progress."""
 
+    @abstractmethod
     def compress(self, tensor: torch.Tensor) -> tuple[torch.Tensor, Any]:
         """See GradientCompressor.compress."""
 
+    @abstractmethod
     def decompress(self, output: torch.Tensor, ctx: Any) -> torch.Tensor:
         """See GradientCompressor.decompress."""
 
+    @abstractmethod
     def abandon(self) -> None:
         """Give up the step in progress, if there is one."""
 
+    @abstractmethod
     def rebind(self) -> None:
         """Lay out the next step anew because settings have changed."""
+
+    def describe(self) -> str:
+        """Return what the step in progress waits for; see ``Driver.describe``."""
+        return "" if self._driver is None else self._driver.describe()
+
+
+class ApartFromHorovod(Connection):
+    """Base of connections whose gradients do not come from Horovod's optimizer."""
+
+    serves: ClassVar[tuple[str, str]]
+
+    def compress(self, tensor: torch.Tensor) -> Any:
+        """Refuse a gradient of Horovod's."""
+        kind, own = self.serves
+        raise RuntimeError(
+            f"one compressor serves one optimizer or {kind} at a time, and this one serves {own}: "
+            "construct another (or close() this one)"
+        )
+
+    def decompress(self, output: torch.Tensor, ctx: Any) -> Any:
+        """Refuse a gradient of Horovod's."""
+        return self.compress(output)
+
+    def reconnect(self) -> None:
+        """Connect the compressor again if it was closed; raise RuntimeError if it serves something
+        else.
+        """
+        if self.compressor._training.connection is None:
+            self.compressor._training.connection = self
+        if self.compressor._training.connection is not self:
+            raise RuntimeError("one compressor serves one model, but this one serves another")
 
 
 def describe(compressor: Any) -> str:
@@ -58,8 +100,8 @@ def describe(compressor: Any) -> str:
         >>> describe(ALQ(bits=3))  # nothing is in progress
         ''
     """
-    of_connection: Callable[[], str] = getattr(compressor._training.connection, "describe", str)
-    return of_connection()
+    connection: Connection | None = compressor._training.connection
+    return "" if connection is None else connection.describe()
 
 
 class RefusesClasses(ABCMeta):

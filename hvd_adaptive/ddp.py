@@ -21,9 +21,8 @@ from hvd_adaptive.base.device import check_supported
 from hvd_adaptive.changes import keywords_of
 from hvd_adaptive.checkpoint import key_of_rank, packed, unpacked
 from hvd_adaptive.compressor import GradientCompressor, check_compressor
-from hvd_adaptive.hooks.ddp.bucket_session import BucketSession
-from hvd_adaptive.hooks.ddp.buckets import Bucket, Names, plain_names
-from hvd_adaptive.hooks.ddp.pending import called_by_autograd
+from hvd_adaptive.hooks.ddp.bucket_session import BucketSession, called_by_autograd
+from hvd_adaptive.hooks.ddp.buckets import Bucket, Names
 from hvd_adaptive.hooks.horovod import elastic
 from hvd_adaptive.run.agreement import format_ranks
 from hvd_adaptive.settings import keyword_of
@@ -84,13 +83,14 @@ class CompressionState:
         if named_parameters is None:
             named_parameters = compressor.settings.named_parameters
         given = check_named_parameters("named_parameters", named_parameters) or []
-        _check_not_sharded(parameter for _, parameter in given)
         for _, parameter in given:
+            if type(parameter).__name__ in ("DTensor", "FlatParameter"):
+                raise ValueError(
+                    "named_parameters: the model is sharded by FSDP, which has no hooks of this "
+                    "kind; use fully_shard and hvd_adaptive.fsdp.compress_reduce_scatter"
+                )
             check_supported(parameter.device)
-        given = plain_names(given, compressor.settings.parameter_bits or ())
-        if given:
-            compressor.parts.warn_of_idle_patterns([name for name, _ in given])
-        self._set_up(compressor, Names(given), process_group)
+        self._set_up(compressor, Names(compressor.parts.plainly_named(given)), process_group)
 
     def _set_up(
         self, compressor: GradientCompressor, names: Names, process_group: dist.ProcessGroup | None
@@ -138,8 +138,8 @@ class CompressionState:
         Raises:
             ValueError: The state is of another scheme or incomplete; nothing has changed.
         """
-        shared, own = (_unpacked(state, key) for key in self._keys())
-        if own["step"] != shared["step"]:
+        shared, own = (unpacked(state, key) for key in self._keys())
+        if states.whole(own, "step") != states.whole(shared, "step"):
             logger.warning("the state has none of this rank: residuals start from zero")
             own = elastic.with_own(shared, self.compressor.state_dict())
         self.compressor.load_state_dict(own)
@@ -239,12 +239,6 @@ def compression_hook(
     return future
 
 
-def _unpacked(state: Mapping[str, bytes], key: str) -> dict[str, Any]:
-    own = unpacked(state, key)
-    states.whole(own, "step")
-    return own
-
-
 def _check_call(state: Any, bucket: Any, others: Any) -> None:
     """Raise ValueError unless DistributedDataParallel's reducer calls the hook."""
     if isinstance(bucket, tuple):
@@ -262,12 +256,3 @@ def _check_call(state: Any, bucket: Any, others: Any) -> None:
     if not isinstance(state, CompressionState):
         kind = type(state).__name__
         raise ValueError(f"state: must be a CompressionState, not {kind}")
-
-
-def _check_not_sharded(parameters: Iterable[Any]) -> None:
-    """Raise ValueError if FSDP has sharded a parameter."""
-    if any(type(p).__name__ in ("DTensor", "FlatParameter") for p in parameters):
-        raise ValueError(
-            "named_parameters: the model is sharded by FSDP, which has no hooks of this kind; use "
-            "fully_shard and hvd_adaptive.fsdp.compress_reduce_scatter"
-        )

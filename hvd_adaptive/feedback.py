@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from hvd_adaptive.base.device import HostCopy
+from hvd_adaptive import states
+from hvd_adaptive.base.device import HOST, HostCopy
 from hvd_adaptive.base.finite import Finite
-from hvd_adaptive.feedback_state import residuals_checksum
 from hvd_adaptive.feedback_weight import Figures, Own, Weights, growth_error, growth_warning
 
 if TYPE_CHECKING:
@@ -77,11 +77,6 @@ class Residuals:
         self._loaded: dict[str, torch.Tensor] = {}
         self._warned = False
 
-    @property
-    def weight(self) -> float | str:
-        """Return the keyword ``error_feedback``."""
-        return self.weights.given
-
     def lay_out(self, layout: Layout, rank: int, size: int) -> None:
         """Prepare for a step of ``layout`` as rank ``rank`` of ``size``."""
         self._load_ended()
@@ -98,10 +93,9 @@ class Residuals:
         self._scale = 1.0 if self.scaler is None else float(self.scaler.get_scale())
         self._gradients, self._squares = {}, {}
         if self._layout is None or self._layout.fingerprint != layout.fingerprint:
-            named = self._named()
-            self._current, self._spare, self._loaded, self._held = {}, {}, {}, {}
-            self._layout = layout
-            self._assign(layout, named)
+            self.load_from(self)
+            self._rank_and_size, self._layout = (rank, size), layout
+            self._assign(layout)
 
     def added(self, index: int, flat: torch.Tensor) -> torch.Tensor:
         """Return z (float32) of group ``index``.
@@ -253,11 +247,11 @@ class Residuals:
             return state
         rank, size = self._rank_and_size or (0, 0)
         saved = {"rank": rank, "size": size, "parameters": named}
-        return state | {"residuals": saved, "residuals_checksum": residuals_checksum(saved)}
+        return state | {"residuals": saved, "residuals_checksum": states.residuals_checksum(saved)}
 
     def loaded(self, state: Mapping[str, Any]) -> Residuals:
         """Return new residuals from a compressor's state that ``check_residuals`` has accepted."""
-        new = Residuals(self.weight, self.scaler)
+        new = Residuals(self.weights.given, self.scaler)
         new._warned = self._warned
         new.weights = new.weights.loaded(state)
         if "residuals" in state:
@@ -280,18 +274,19 @@ class Residuals:
         for index, (member, of_tensor, of_group) in _quantized_slices(self._layout):
             if index in self._current:
                 if member.name not in named:
-                    named[member.name] = _zeros(member.numel)
+                    named[member.name] = torch.zeros(member.numel, **HOST)
                 named[member.name][of_tensor] = self._current[index][of_group].cpu()
         return named
 
-    def _assign(self, layout: Layout, named: Mapping[str, torch.Tensor]) -> None:
-        """Assign residuals by parameter to groups; warn about parameters that lose theirs."""
+    def _assign(self, layout: Layout) -> None:
+        """Assign loaded residuals to groups; warn about parameters that lose theirs."""
+        named, self._loaded = self._loaded, {}
         lost = {name for name, residual in named.items() if bool(residual.any())}
         for index, (member, of_tensor, of_group) in _quantized_slices(layout):
             residual = named.get(member.name)
             if residual is not None and residual.numel() == member.numel:
                 if index not in self._current:
-                    self._current[index] = _zeros(layout.groups[index].quantized)
+                    self._current[index] = torch.zeros(layout.groups[index].quantized, **HOST)
                 self._current[index][of_group] = residual[of_tensor]
                 lost.discard(member.name)
         if lost:
@@ -302,11 +297,6 @@ class Residuals:
                 ", ".join(sorted(lost)[:3]),
                 " ..." if len(lost) > 3 else "",
             )
-
-
-def _zeros(count: int) -> torch.Tensor:
-    """Return a residual of zeros, independent of torch's defaults."""
-    return torch.zeros(count, dtype=torch.float32, device="cpu")
 
 
 def _quantized_slices(layout: Layout) -> Iterator[tuple[int, tuple[Any, slice, slice]]]:

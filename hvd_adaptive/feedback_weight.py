@@ -166,11 +166,8 @@ def largest_ratio(error: float) -> float:
 def growth_warning(weights: Weights, figures: Figures) -> str | None:
     """Return a warning if a given β has let residuals grow for PATIENCE steps, or None.
 
-    An unbiased quantiser of relative error γ multiplies E‖r‖² by (1 - β)² + β² γ in each step.
-
-    Args:
-        weights: Those of the next step.
-        figures: Those of this step.
+    ``weights`` are those of the next step. An unbiased quantiser of relative error γ multiplies
+    E‖r‖² by (1 - β)² + β² γ in each step.
     """
     part = next((part for part, steps in weights.above.items() if steps >= PATIENCE), None)
     if part is None or weights.given == AUTO:
@@ -185,11 +182,8 @@ def growth_warning(weights: Weights, figures: Figures) -> str | None:
 
 
 def growth_error(number: int, weights: Weights, figures: Figures) -> ResidualError | None:
-    """Return the error that every rank raises if residuals are too large, or None.
-
-    Args:
-        weights: Those of the next step.
-        figures: Those of this step.
+    """Return the error that every rank raises if residuals are too large, or None; ``weights`` are
+    those of the next step.
     """
     if not figures.outgrown:
         return None

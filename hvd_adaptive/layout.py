@@ -10,7 +10,7 @@ import hashlib
 import itertools
 import re
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import torch
 
@@ -136,12 +136,9 @@ class Layout:
     @functools.cached_property
     def labels(self) -> list[str]:
         """Return each group's name in Horovod's timeline: its number, first and last member."""
-        return [self._label(index, group.slots) for index, group in enumerate(self.groups)]
-
-    def _label(self, index: int, slots: frozenset[int]) -> str:
-        ends = dict.fromkeys((min(slots), max(slots)))
-        names = [re.sub(r"[^\w.-]", "_", self.members[slot].name)[-LONGEST_NAME:] for slot in ends]
-        return f"group{index}.{'-'.join(names)}"
+        plain = [re.sub(r"[^\w.-]", "_", m.name)[-LONGEST_NAME:] for m in self.members]
+        ends = [dict.fromkeys((min(group.slots), max(group.slots))) for group in self.groups]
+        return [f"group{i}.{'-'.join(plain[slot] for slot in of)}" for i, of in enumerate(ends)]
 
 
 def natural_order(name: str) -> list[tuple[int, int, str]]:
@@ -184,7 +181,11 @@ def build_layout(
             gradients arrive at the same time, and groups are as large as possible.
     """
     given = list(members)
-    ordered = given if as_given else sorted(given, key=_by_name)
+    ordered = (
+        given
+        if as_given
+        else sorted(given, key=lambda member: (natural_order(member.name), member.name))
+    )
     most = max(bucket_size, most_coordinates // bucket_size * bucket_size)
     first = most if before is None else max(bucket_size, most // FIRST)
     slots = {id(member): slot for slot, member in enumerate(ordered)}
@@ -217,39 +218,32 @@ def build_layout(
     return Layout(ordered, groups, digest(described))
 
 
-def _by_name(member: Member) -> tuple[list[tuple[int, int, str]], str]:
-    return natural_order(member.name), member.name
-
-
 def digest(described: object) -> int:
     """Return 64 bits of what ``repr`` shows."""
     return int.from_bytes(hashlib.sha256(repr(described).encode()).digest()[:8], "little")
 
 
+@dataclass
 class _Builder:
     """Fill the groups of one dtype and part, one member at a time.
 
-    Args:
+    Attributes:
         most: Most coordinates of a group.
         first: Most coordinates of the group that begins with the first member.
         bucket_size: Coordinates of a bucket.
         groups: The list to which groups are appended.
     """
 
-    def __init__(
-        self,
-        dtype: torch.dtype,
-        part: str,
-        most: int,
-        first: int,
-        bucket_size: int,
-        groups: list[Group],
-    ) -> None:
-        self.dtype, self.part, self.groups = dtype, part, groups
-        self.most, self.first, self.bucket_size = most, first, bucket_size
-        self.quantized: list[tuple[int, int, int]] = []
-        self.full: list[tuple[int, int, int]] = []
-        self.size = self.limit = 0
+    dtype: torch.dtype
+    part: str
+    most: int
+    first: int
+    bucket_size: int
+    groups: list[Group]
+    quantized: list[tuple[int, int, int]] = field(default_factory=list)
+    full: list[tuple[int, int, int]] = field(default_factory=list)
+    size: int = 0
+    limit: int = 0
 
     def add(self, slot: int, numel: int, quantize: bool, before: int) -> None:
         """Add a member; ``before``: the number of coordinates of all members before it."""

@@ -14,12 +14,10 @@ from hvd_adaptive import states
 from hvd_adaptive.base.checks import check_choice, check_integer
 from hvd_adaptive.compressor import GradientCompressor
 from hvd_adaptive.hooks import local_checks
-from hvd_adaptive.hooks.anchors import Anchors
-from hvd_adaptive.hooks.background import Background
-from hvd_adaptive.hooks.fragments import Fragments, is_due
+from hvd_adaptive.hooks.fragments import Anchors, Fragments, is_due
 from hvd_adaptive.hooks.horovod import elastic
 from hvd_adaptive.hooks.local_round import Outcome, Pending, Round, not_finite, position_of
-from hvd_adaptive.hooks.rounds import RoundExchange, find_world
+from hvd_adaptive.hooks.rounds import Background, RoundExchange, find_world
 from hvd_adaptive.hooks.wrapped_optimizer import WrappedOptimizer
 
 _numbers = itertools.count()

@@ -15,6 +15,7 @@ from hvd_adaptive.codec.codec import Codec, load_state, state_of
 logger = logging.getLogger("hvd_adaptive")
 
 LISTED = 4  # names in a warning
+DDP, COMPILED = "module.", "_orig_mod."  # what wrappers add to names
 ALIKE = 0.7  # of 1: a name that resembles a pattern so much is listed
 
 
@@ -78,6 +79,13 @@ class Parts(dict[str, Codec]):
         if changes is None:
             return None
         return name if self._by_tensor else _label(changes)
+
+    def plainly_named(self, named: Sequence[tuple[str, Any]]) -> list[tuple[str, Any]]:
+        """Return ``plain_names`` of (name, parameter) pairs, and warn of idle patterns."""
+        plain = plain_names(named, self._settings.parameter_bits or ())
+        if plain:
+            self.warn_of_idle_patterns([name for name, _ in plain])
+        return plain
 
     def warn_of_idle_patterns(self, names: Iterable[str]) -> None:
         """Warn, once, of patterns of ``parameter_bits`` that match none of these parameters."""
@@ -146,6 +154,28 @@ class Parts(dict[str, Codec]):
             keyword = "parameter_bits" if changes else "scope"
             value = getattr(self._settings, keyword)
             raise ValueError(f"{keyword}={value!r}: {error}") from error
+
+
+def plain_names(
+    named: Sequence[tuple[str, Any]], patterns: Iterable[str] = ()
+) -> list[tuple[str, Any]]:
+    """Return (name, parameter) pairs with the names that the parameters have in the plain model.
+
+    DistributedDataParallel puts "module." in front of all names, torch.compile "_orig_mod." in
+    front of those of the module that it compiles. A wrapper's name stays if one of the patterns of
+    ``parameter_bits`` has it, or if names would become equal.
+    """
+    names, patterns = [name for name, _ in named], list(patterns)
+    wrappers = [w for w in (DDP, COMPILED) if not any(w in pattern for pattern in patterns)]
+    of_all: str | None = ""
+    while names and of_all is not None:
+        names = [name.removeprefix(of_all) for name in names]
+        of_all = next((w for w in wrappers if all(name.startswith(w) for name in names)), None)
+    if COMPILED in wrappers:
+        names = [f".{name}".replace(f".{COMPILED}", ".")[1:] for name in names]
+    if len(set(names)) < len(names):
+        return list(named)
+    return [(name, parameter) for name, (_, parameter) in zip(names, named, strict=True)]
 
 
 def _label(changes: Mapping[str, int]) -> str:

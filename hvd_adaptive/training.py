@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import sys
 from collections.abc import Mapping
 from typing import Any
@@ -10,13 +11,11 @@ from typing import Any
 import torch
 
 from hvd_adaptive import states
-from hvd_adaptive.adapt.updates import ScheduledUpdates, Updates
+from hvd_adaptive.adapt.updates import Updates
 from hvd_adaptive.connection import Connection
 from hvd_adaptive.feedback import Residuals
-from hvd_adaptive.feedback_state import check_residuals
+from hvd_adaptive.feedback_weight import check_weights
 from hvd_adaptive.instances import Instance
-from hvd_adaptive.kernels.random import Use, stream_key
-from hvd_adaptive.layout import Layout
 from hvd_adaptive.monitor import StepMeter
 from hvd_adaptive.parts import Parts
 
@@ -41,33 +40,18 @@ class Training:
 
     def __init__(self, parts: Parts) -> None:
         codec = parts.default
-        weight, adaptation = codec.settings.error_feedback, codec.adaptation
+        weight = codec.settings.error_feedback
         self._scaler = codec.settings.grad_scaler
-        self.updates: Updates = Updates(parts)
-        if adaptation is not None:
-            self.updates = ScheduledUpdates(parts, adaptation.update_steps)
+        self.updates = Updates(parts, codec.adaptation)
         self.meter = StepMeter()
         self.residuals = None if weight is None else Residuals(weight, self._scaler)
         self.instance = Instance()
         self.encodes = self.loads = 0
         self.connection: Connection | None = None
 
-    @property
-    def layout(self) -> Layout | None:
-        """Return which coordinate is sent in which group; None until gradients are known."""
-        return None if self.connection is None else self.connection.layout
-
-    def next_key(self, seed: int | None, of_settings: int, rank: int) -> int:
-        """Return the key of the next call of ``encode``, which depends on ``seed`` alone if given.
-
-        Args:
-            seed: The call's seed, or None.
-            of_settings: The compressor's seed.
-            rank: This process's rank.
-        """
-        if seed is not None:
-            return stream_key(seed, 0, 0, Use.ENCODE)
-        key = self.instance.next_alone(of_settings, rank, self.encodes)
+    def next_key(self, seed: int, rank: int) -> int:
+        """Return the key of the next call of ``encode`` by a compressor of this seed."""
+        key = self.instance.next_alone(seed, rank, self.encodes)
         self.encodes += 1
         return key
 
@@ -99,7 +83,8 @@ class Training:
         """Raise ValueError unless ``load_state`` can load ``state``."""
         states.whole(state, "encodes")
         self.updates.check_state(state)
-        check_residuals(state)
+        check_weights(state)
+        states.check_residuals(state)
 
     def load_state(self, state: Mapping[str, Any]) -> None:
         """Load what ``state_dict`` returned, except for the instance, after ``check_state`` and the
@@ -133,3 +118,14 @@ def rank_and_size() -> tuple[int, int]:
     if distributed.is_available() and distributed.is_initialized():
         return distributed.get_rank(), distributed.get_world_size()
     return 0, 0
+
+
+def is_first_rank(group: Any = None) -> bool:
+    """Return whether this process is the first rank of ``group``, or of all ranks.
+
+    Before torch.distributed is running they are those that torchrun has started.
+    """
+    if group is not None:
+        return torch.distributed.get_rank(group) == 0
+    rank, size = rank_and_size()
+    return rank == 0 if size else os.environ.get("RANK", "0") == "0"

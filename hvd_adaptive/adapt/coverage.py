@@ -11,6 +11,7 @@ import numpy as np
 import torch
 
 from hvd_adaptive import kernels
+from hvd_adaptive.base.checks import is_real
 from hvd_adaptive.base.device import HostCopy
 from hvd_adaptive.coding.zeros import Zeros
 
@@ -26,8 +27,7 @@ def share_in(state: Mapping[str, Any]) -> float:
     raise ValueError if it is not a number from 0 to 1.
     """
     share = state.get("share", 0.0)
-    real = isinstance(share, int | float) and not isinstance(share, bool)
-    if not real or not (math.isfinite(share) and 0 <= share <= 1):
+    if not is_real(share) or not 0 <= share <= 1:
         raise ValueError(f"state: share must be a number from 0 to 1, not {share!r}")
     return float(share)
 

@@ -6,17 +6,17 @@ import gc
 import logging
 import weakref
 from collections.abc import Iterable
-from typing import Any, Literal, overload
+from typing import Any, Literal, TypeVar, overload
 
 import torch
 import torch.distributed as dist
 
+from hvd_adaptive.base.device import check_supported
 from hvd_adaptive.base.errors import WarnOnce
+from hvd_adaptive.coding.header import DTYPE_CODES
 from hvd_adaptive.compressor import GradientCompressor, check_compressor
-from hvd_adaptive.hooks.connected import is_first_rank
 from hvd_adaptive.hooks.list_session import Averaging, ListSession
-from hvd_adaptive.hooks.lists import checked
-from hvd_adaptive.training import running_horovod
+from hvd_adaptive.training import is_first_rank, running_horovod
 
 MANY = 10
 REMEDY = (
@@ -24,6 +24,8 @@ REMEDY = (
     "the loop, and give it to every call; a new one has no fitted table and no residuals"
 )
 logger = logging.getLogger("hvd_adaptive")
+
+Given = TypeVar("Given", torch.Tensor, torch.Tensor | None)
 
 
 class ThrownAway:
@@ -59,20 +61,12 @@ _thrown_away = ThrownAway()
 
 @overload
 def average(
-    tensors: Iterable[torch.Tensor],
+    tensors: Iterable[Given],
     compressor: GradientCompressor,
     *,
     group: Any = None,
     async_op: Literal[False] = False,
-) -> list[torch.Tensor]: ...
-@overload
-def average(
-    tensors: Iterable[torch.Tensor | None],
-    compressor: GradientCompressor,
-    *,
-    group: Any = None,
-    async_op: Literal[False] = False,
-) -> list[torch.Tensor | None]: ...
+) -> list[Given]: ...
 @overload
 def average(
     tensors: Iterable[torch.Tensor | None],
@@ -123,7 +117,7 @@ def average(
         >>> net(inputs).sum().backward()
         >>> averages = average([p.grad for p in net.parameters()], compressor)
     """
-    given = checked(tensors)
+    given = _checked(tensors)
     session = _session_of(compressor, group)
     session.check(given)
     differentiable = torch.is_grad_enabled() and any(map(_needs_gradient, given))
@@ -187,3 +181,37 @@ def _check_ranks(group: Any) -> None:
 
 def _needs_gradient(tensor: torch.Tensor | None) -> bool:
     return tensor is not None and tensor.requires_grad
+
+
+def _checked(tensors: Any) -> list[torch.Tensor | None]:
+    """Return the tensors as a list; raise ValueError if one of them cannot be averaged."""
+    if isinstance(tensors, torch.Tensor) or not hasattr(tensors, "__iter__"):
+        kind = type(tensors).__name__
+        raise ValueError(f"tensors: must be a list of tensors, not {kind}; for one give [tensor]")
+    listed = list(tensors)
+    for index, tensor in enumerate(listed):
+        if tensor is not None and (wrong := _why_not(tensor)):
+            raise ValueError(f"tensors[{index}]: {wrong}")
+        if tensor is not None:
+            check_supported(tensor.device)
+    devices = {str(tensor.device) for tensor in listed if tensor is not None}
+    if len(devices) > 1:
+        raise ValueError(f"tensors: must be on one device, not on {', '.join(sorted(devices))}")
+    return listed
+
+
+def _why_not(tensor: Any) -> str:
+    """Return why payloads cannot hold a tensor; "" if they can."""
+    if not isinstance(tensor, torch.Tensor):
+        return f"must be a tensor or None, not {type(tensor).__name__}"
+    if isinstance(tensor, torch.nn.Parameter):
+        return "is a parameter; give its gradient, p.grad (p.detach() to average parameters)"
+    if type(tensor).__name__ == "DTensor":
+        return "must not be a DTensor; give its local tensor, tensor.to_local()"
+    if tensor.layout != torch.strided:
+        return f"must be a dense tensor, not {tensor.layout}; give tensor.to_dense()"
+    if tensor.is_complex():
+        return "is complex; give torch.view_as_real(tensor)"
+    if tensor.dtype not in DTYPE_CODES:
+        return f"must be float16, bfloat16, float32 or float64, not {tensor.dtype}"
+    return ""

@@ -1,33 +1,36 @@
-"""Serve the calls of average() with one compressor."""
+"""Serve the calls of average() with one compressor; ranks compare their lists before they send."""
 
 from __future__ import annotations
 
 import functools
 import itertools
 import logging
+import zlib
 from collections.abc import Sequence
 from typing import Any
 
 import torch
 import torch.distributed as dist
 
+from hvd_adaptive.base.errors import RankMismatchError
 from hvd_adaptive.base.finite import wide_of
 from hvd_adaptive.changes import begin_step
 from hvd_adaptive.compressor import GradientCompressor
-from hvd_adaptive.hooks.background import Background
-from hvd_adaptive.hooks.connected import ApartFromHorovod
-from hvd_adaptive.hooks.lists import Kind, Lists
-from hvd_adaptive.hooks.rounds import find_world
+from hvd_adaptive.connection import ApartFromHorovod
+from hvd_adaptive.hooks.rounds import Background, find_world
 from hvd_adaptive.layout import Layout, Member, build_layout
-from hvd_adaptive.run.agreement import compare_settings
+from hvd_adaptive.run.agreement import Description, compare_settings, differences
 from hvd_adaptive.run.ordered_drive import OrderedDriver
 from hvd_adaptive.run.rank_context import RankContext
-from hvd_adaptive.run.worker import FIND_IT
+from hvd_adaptive.run.worker import FIND_IT, gather_patiently
 
 Tensors = list["torch.Tensor | None"]
+# (dtype, shape, whether the average is to have a gradient) of a tensor.
+Kind = tuple[str, tuple[int, ...], bool]
 
 logger = logging.getLogger("hvd_adaptive")
 
+ADVICE = "Every rank must give average() tensors of the same kinds in the same order"
 LATE = "rank %d still waits for other ranks to call average()\n%s"
 _numbers = itertools.count()
 
@@ -49,7 +52,7 @@ class Averaging:
 
         def work() -> Tensors:
             if previous is not None:
-                previous.join()
+                previous.exception()
             return session.average(tensors, (), are_copies=True)
 
         self.background: Background[Tensors] = Background(work, device, "hvd_adaptive.average")
@@ -66,6 +69,7 @@ class Averaging:
 class ListSession(ApartFromHorovod):
     """The calls of ``average`` with one compressor; a Connection."""
 
+    compressor: GradientCompressor
     serves = "list", "average()"
 
     def __init__(self, compressor: GradientCompressor, group: Any) -> None:
@@ -74,7 +78,10 @@ class ListSession(ApartFromHorovod):
         self._world: Any = None
         self._binding: RankContext | None = None
         self._kinds: list[Kind | None] = []  # of the layout
-        self._lists = Lists()
+        # By position, the kind of the tensor in the last call in which a rank had one, the same on
+        # all ranks, and whether any rank has one in this call.
+        self._known: list[Kind | None] = []
+        self._present: list[bool] = []
         self._driver = OrderedDriver(compressor)
         self._last: Background[Tensors] | None = None
         self._find_ranks()
@@ -111,7 +118,7 @@ class ListSession(ApartFromHorovod):
     def wait(self) -> None:
         """Wait until no average is in progress."""
         if self._last is not None:
-            self._last.join()
+            self._last.exception()
             self._last = None
 
     def begin(self, tensors: Sequence[torch.Tensor | None]) -> Averaging:
@@ -141,9 +148,8 @@ class ListSession(ApartFromHorovod):
             tensors = [None if tensor is None else _copy(tensor) for tensor in tensors]
         if world is None:
             return list(tensors)
-        warn = functools.partial(logger.warning, LATE, world.rank, FIND_IT)
-        self._lists.compare(world, tensors, needed or [False] * len(tensors), warn)
-        present = self._lists.present
+        self._compare(world, tensors, needed or [False] * len(tensors))
+        present = self._present
         if not any(present):
             return list(tensors)
         device = next((t.device for t in tensors if t is not None), torch.device("cpu"))
@@ -153,6 +159,32 @@ class ListSession(ApartFromHorovod):
         ]
         self._take_step(world, averages)
         return [a if there else None for a, there in zip(averages, present, strict=True)]
+
+    def _compare(
+        self, world: Any, tensors: Sequence[torch.Tensor | None], needed: Sequence[bool]
+    ) -> None:
+        """Compare the lists of all ranks, a collective; see ``average``.
+
+        Raises:
+            RankMismatchError: Lists differ, on all ranks. A tensor and None do not, unless the
+                tensor requires a gradient.
+        """
+        own: list[Kind | None] = [
+            None
+            if tensor is None
+            else (str(tensor.dtype).removeprefix("torch."), tuple(tensor.shape), needs)
+            for tensor, needs in zip(tensors, needed, strict=True)
+        ]
+        if len(own) != len(self._known):
+            self._known = [None] * len(own)
+        number = zlib.crc32(repr((own, self._known)).encode())
+        warn = functools.partial(logger.warning, LATE, world.rank, FIND_IT)
+        everyone = gather_patiently(world, torch.tensor([number], device="cpu"), warn)
+        kinds = own
+        if bool((everyone != number).any()):
+            kinds = _agreed(world.gather_objects(own))
+        self._present = [kind is not None for kind in kinds]
+        self._known = [kind or before for kind, before in zip(kinds, self._known, strict=True)]
 
     @torch.no_grad()
     def average_exactly(self, tensors: Sequence[torch.Tensor | None]) -> Tensors:
@@ -170,8 +202,8 @@ class ListSession(ApartFromHorovod):
         """Return zeros if this rank lacks a tensor of the step, also if only a residual needs a
         place.
         """
-        kind = self._lists.kinds[slot]
-        if kind is None or not (self._lists.present[slot] or self.compressor._training.residuals):
+        kind = self._known[slot]
+        if kind is None or not (self._present[slot] or self.compressor._training.residuals):
             return None
         return torch.zeros(kind[1], dtype=getattr(torch, kind[0]), device=device)
 
@@ -179,7 +211,7 @@ class ListSession(ApartFromHorovod):
         """Replace tensors by their averages."""
         compressor, driver = self.compressor, self._driver
         begin_step(compressor)
-        kinds = [None if kind is None else (kind[0], kind[1], False) for kind in self._lists.kinds]
+        kinds = [None if kind is None else (kind[0], kind[1], False) for kind in self._known]
         if self._binding is None or self._binding.world is not world:
             self._binding = RankContext(compressor, world, self._label)
             self._kinds = []
@@ -216,7 +248,7 @@ class ListSession(ApartFromHorovod):
         group, process_set = (None, self.group) if is_set else (self.group, None)
         if self.group is None:
             process_set = self.compressor.settings.process_set
-        self._binding, self._lists = None, Lists()
+        self._binding, self._known = None, []
         self._world = find_world(group, process_set, self._label)
         if self._world is not None:
             compare_settings(self._world, self.compressor)
@@ -225,3 +257,31 @@ class ListSession(ApartFromHorovod):
 def _copy(tensor: torch.Tensor) -> torch.Tensor:
     """Return a contiguous copy."""
     return tensor.detach().clone(memory_format=torch.contiguous_format)
+
+
+def _agreed(everyone: Sequence[Sequence[Any]]) -> list[Kind | None]:
+    """Return the kinds by position; None if no rank has a tensor there."""
+    lengths = {len(kinds) for kinds in everyone}
+    together = list(zip(*everyone, strict=False))
+    found = [next((kind for kind in kinds if kind is not None), None) for kinds in together]
+    # A rank without a tensor takes part in no backward pass through its average.
+    strict = any(kind is not None and kind[2] for kind in found)
+    described: list[Description] = [
+        {"tensors": {"their number": str(len(kinds))}}
+        if len(lengths) > 1
+        else {"tensors": _described(kinds, found if not strict else kinds)}
+        for kinds in everyone
+    ]
+    if mismatch := differences(described, range(len(described)), ADVICE):
+        raise RankMismatchError(mismatch)
+    return [None if kind is None else (kind[0], tuple(kind[1]), kind[2]) for kind in found]
+
+
+def _described(kinds: Sequence[Any], otherwise: Sequence[Any]) -> dict[str, str]:
+    """Return sentences about kinds, by position, or about what they are ``otherwise`` if None."""
+    sentences = {}
+    for index, pair in enumerate(zip(kinds, otherwise, strict=True)):
+        if (kind := pair[0] or pair[1]) is not None:
+            gradient = ", which requires a gradient" if kind[2] else ""
+            sentences[f"tensors[{index}]"] = f"{kind[0]} {list(kind[1])}{gradient}"
+    return sentences

@@ -12,7 +12,6 @@ from hvd_adaptive import states
 from hvd_adaptive.base.checks import is_real
 from hvd_adaptive.base.device import check_supported
 from hvd_adaptive.compressor import GradientCompressor, check_compressor
-from hvd_adaptive.hooks.ddp.buckets import plain_names
 from hvd_adaptive.hooks.wrapped_optimizer import WrappedOptimizer
 
 
@@ -45,13 +44,11 @@ def names_of(given: Any, compressor: GradientCompressor | None) -> dict[torch.nn
     """Return names by parameter, without those of wrappers; none if none are given."""
     named = list(given or ())
     if compressor is not None:
-        bits = compressor.settings.parameter_bits
-        if bits is not None and not named:
-            unknown = "the parameters' names are unknown: give LocalSGD named_parameters="
-            raise ValueError(f"parameter_bits: {unknown}")
-        named = plain_names(named, bits or ())
-        if named:
-            compressor.parts.warn_of_idle_patterns([name for name, _ in named])
+        if compressor.settings.parameter_bits is not None and not named:
+            raise ValueError(
+                "parameter_bits: the parameters' names are unknown: give LocalSGD named_parameters="
+            )
+        named = compressor.parts.plainly_named(named)
     return {parameter: name for name, parameter in named}
 
 

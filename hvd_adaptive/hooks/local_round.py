@@ -1,24 +1,75 @@
-"""Define Round: one average of a fragment, from what this rank has learned until it begins."""
+"""Define Round: ranks compare their positions, and average what they have learned of a fragment."""
 
 from __future__ import annotations
 
+import functools
+import itertools
+import logging
 import zlib
 from collections.abc import Mapping, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from hvd_adaptive import states
+from hvd_adaptive.base.errors import RankMismatchError
 from hvd_adaptive.base.finite import wide_of
-from hvd_adaptive.hooks.anchors import Anchors
-from hvd_adaptive.hooks.background import Background
-from hvd_adaptive.hooks.fragments import Fragments
+from hvd_adaptive.hooks.fragments import Anchors, Fragments, clones
 from hvd_adaptive.hooks.local_checks import tensors_like
-from hvd_adaptive.hooks.round_agreement import TrainingPosition, agree
 from hvd_adaptive.hooks.rounds import RoundExchange
+from hvd_adaptive.run.agreement import format_ranks, places_that_differ
+from hvd_adaptive.run.worker import gather_patiently
+
+if TYPE_CHECKING:
+    from hvd_adaptive.transport.horovod_world import HorovodRounds
+    from hvd_adaptive.transport.torch_world import TorchWorld
 
 Parameter = torch.nn.Parameter
+logger = logging.getLogger("hvd_adaptive")
+
+LATE = (
+    "LocalSGD: rank %d still waits for other ranks to end round %d: every rank must call step() "
+    "equally often, and skip() where it takes no step; a rank that logs no such line is late"
+)
+ALIKE = (
+    "LocalSGD: all ranks have moved their parameters in the same way: gradients are averaged at "
+    "every step already (by DistributedDataParallel, as in a Trainer and after "
+    "accelerator.prepare(model)), or ranks have the same data. Use the plain model"
+)
+
+
+@dataclass(frozen=True)
+class TrainingPosition:
+    """Position of a rank at the end of a round.
+
+    Attributes:
+        settings: Checksum of LocalSGD's keywords.
+        start: (name, checksum) of the parameters that training began with; empty if they were
+            compared before.
+        reached: Checksum of the fragment's parameters; 0 if they were compared before.
+        round: Number of rounds that ranks have agreed on before.
+        has_moved: Whether the rank has moved parameters of the fragment since its last round.
+        finished: Whether the rank called ``finish``.
+        broken: Number of the first parameter that is not finite, or -1.
+        skips: Whether ranks that are not finite are left out; if not, they end the round.
+        kinds: Checksum of the parameters' dtypes, shapes and fragments.
+        anchored: For each parameter, whether the round's beginning is known.
+        takes_part: For each parameter, whether this rank has a reason to average it.
+    """
+
+    settings: int
+    start: Sequence[tuple[str, int]]
+    reached: int
+    round: int
+    has_moved: bool
+    finished: bool
+    broken: int
+    skips: bool
+    kinds: int
+    anchored: Sequence[bool]
+    takes_part: Sequence[bool]
 
 
 @dataclass
@@ -46,9 +97,9 @@ class Outcome:
         """Move anchors and parameters to where the round ends; see ``Anchors.move``."""
         mixing = mixing if self.is_finite else 0.0
         if self.ways:
-            anchors.move(list(self.ways), list(self.ways.values()), mixing)
+            anchors.move(self.ways, mixing)
         if self.values:
-            anchors.start_at(list(self.values), list(self.values.values()), mixing)
+            anchors.start_at(self.values, mixing)
 
 
 class Round:
@@ -75,62 +126,47 @@ class Round:
     @torch.no_grad()
     def run(self) -> Outcome:
         """Average, a collective; raise RankMismatchError if ranks differ (``agree``)."""
-        agreed = agree(None if self._exchange is None else self._exchange.world, self._position)
-        share, applies = agreed.share, agreed.share > 0 and not agreed.fails
-        outcome = Outcome(self._fragment, applies, agreed.is_finite, agreed.over)
-        if agreed.fails:
-            outcome.broken = agreed.broken
-        elif applies:
-            flags = zip(self._parameters, agreed.takes_part, self._position.anchored, strict=True)
-            averaged = [(p, is_anchored) for p, takes_part, is_anchored in flags if takes_part]
-            old = [p for p, is_anchored in averaged if is_anchored]
-            new = [p for p, is_anchored in averaged if not is_anchored]
-            outcome.ways = self._average_ways(old, agreed.counts, share)
-            outcome.values = self._average_values(new, share if agreed.counts else 0.0)
-        return outcome
-
-    def _average_ways(
-        self, parameters: list[Parameter], counts: bool, share: float
-    ) -> dict[Parameter, torch.Tensor]:
-        own = self._ways if counts else {}
-        ways = [own[p] if p in own else torch.zeros_like(p) for p in parameters]
+        world = None if self._exchange is None else self._exchange.world
+        outcome, counts, takes_part = agree(world, self._position, self._fragment)
+        if not outcome.applies:
+            return outcome
+        chosen = list(itertools.compress(self._parameters, takes_part))
+        anchored = set(itertools.compress(self._parameters, self._position.anchored))
+        old = [p for p in chosen if p in anchored]
+        new = [p for p in chosen if p not in anchored]
+        share = len(counts) / sum(counts)
+        own = counts[0 if world is None else world.rank]
+        ways = [self._ways[p] if own and p in self._ways else torch.zeros_like(p) for p in old]
         if self._exchange is not None and ways:
-            self._exchange.lay_out(self._fragment, parameters)
-            ways = self._exchange.average(parameters, ways)
-        return {p: way.mul_(share) for p, way in zip(parameters, ways, strict=True)}
-
-    def _average_values(
-        self, parameters: list[Parameter], share: float
-    ) -> dict[Parameter, torch.Tensor]:
-        own = (self._values[p] if p in self._values else _wide(p) for p in parameters)
-        values = [value.mul_(share) if share else torch.zeros_like(value) for value in own]
+            self._exchange.lay_out(self._fragment, old)
+            ways = self._exchange.average(old, ways)
+        outcome.ways = {p: way.mul_(share) for p, way in zip(old, ways, strict=True)}
+        values = [self._values[p] if p in self._values else _wide(p) for p in new]
+        values = [value.mul_(share) if own else torch.zeros_like(value) for value in values]
         if self._exchange is not None and values:
             values = self._exchange.average_plainly(values)
-        return dict(zip(parameters, values, strict=True))
+        outcome.values = dict(zip(new, values, strict=True))
+        return outcome
 
 
 class Pending:
-    """A round, or its outcome, that is applied after some steps that this rank takes meanwhile."""
+    """A round whose outcome is applied after some steps that this rank takes meanwhile."""
 
-    def __init__(self, result: Background[Outcome] | Outcome, steps: int) -> None:
+    def __init__(self, result: Future[Outcome], steps: int) -> None:
         self._result, self.steps = result, steps
 
     def join(self) -> None:
         """Wait until the round has ended, in whatever way."""
-        if isinstance(self._result, Background):
-            self._result.join()
+        self._result.exception()
 
     @property
     def has_failed(self) -> bool:
-        """Return whether the round, which has ended, has failed."""
-        return isinstance(self._result, Background) and self._result.exception() is not None
+        """Return whether the round has ended with an error."""
+        return self._result.done() and self._result.exception() is not None
 
     def outcome(self) -> Outcome:
         """Return the outcome, or raise the round's error."""
-        if isinstance(self._result, Background):
-            self.join()
-            self._result = self._result.result()
-        return self._result
+        return self._result.result()
 
     def state_dict(self, parameters: Sequence[Parameter]) -> dict[str, Any]:
         """Return the outcome and the steps as plain values; waits for the round."""
@@ -140,8 +176,8 @@ class Pending:
             "fragment": outcome.fragment,
             "applies": outcome.applies,
             "is_finite": outcome.is_finite,
-            "ways": [_cloned(outcome.ways.get(p)) for p in parameters],
-            "values": [_cloned(outcome.values.get(p)) for p in parameters],
+            "ways": clones(outcome.ways, parameters),
+            "values": clones(outcome.values, parameters),
         }
 
     @classmethod
@@ -152,14 +188,97 @@ class Pending:
         if state is None:
             return None
         of = "state: pending"
-        outcome = Outcome(
-            states.whole(state, "fragment", 0, fragments - 1, of=of),
-            states.flag(state, "applies", of),
-            states.flag(state, "is_finite", of),
-            ways=_by_parameter(state, "ways", parameters),
-            values=_by_parameter(state, "values", parameters),
+        result: Future[Outcome] = Future()
+        result.set_result(
+            Outcome(
+                states.whole(state, "fragment", 0, fragments - 1, of=of),
+                states.flag(state, "applies", of),
+                states.flag(state, "is_finite", of),
+                ways=_by_parameter(state, "ways", parameters),
+                values=_by_parameter(state, "values", parameters),
+            )
         )
-        return cls(outcome, states.whole(state, "steps", 1, of=of))
+        return cls(result, states.whole(state, "steps", 1, of=of))
+
+
+def agree(
+    world: TorchWorld | HorovodRounds | None, own: TrainingPosition, fragment: int
+) -> tuple[Outcome, list[bool], Sequence[bool]]:
+    """Return the outcome without averages, a collective; ``world`` is None for this rank alone.
+
+    The second result says by rank whether it counts in the mean: it took a step, and is finite. The
+    third one says for each parameter whether some rank has a reason to average it.
+
+    Raises:
+        RankMismatchError: Ranks differ, on every rank.
+    """
+    start = zlib.crc32(repr([c for _, c in own.start]).encode()) if own.start else 0
+    numbers = [own.settings, own.kinds, own.round, start, own.has_moved, own.finished, own.broken]
+    everyone, rank = [list(map(int, [*numbers, own.reached]))], 0
+    if world is not None:
+        if not world.is_current():
+            raise RuntimeError(
+                "LocalSGD: ranks have changed; give it to hvd.elastic.TorchState(optimizer=...)"
+            )
+        rank = world.rank
+        warn = functools.partial(logger.warning, LATE, rank, own.round)
+        row = torch.tensor(everyone[0], device="cpu")
+        everyone = gather_patiently(world, row, warn).tolist()
+    settings, kinds, rounds, starts, moved, finished, broken, reached = zip(*everyone, strict=True)
+    _check_equal(settings, kinds, rounds)
+    counts = [bool(has) and index < 0 for has, index in zip(moved, broken, strict=True)]
+    takes_part = own.takes_part
+    if world is not None:
+        flags = torch.tensor([own.takes_part, own.anchored], dtype=torch.uint8, device="cpu")
+        both = world.gather_equal(flags.reshape(-1), "parts").view(world.size, 2, -1)
+        if (both[:, 1] != both[0, 1]).any():
+            raise RankMismatchError(
+                "ranks have added, replaced or unfrozen different parameters in a round"
+            )
+        if len(set(starts)) > 1:
+            raise RankMismatchError(_different_starts(world, own, starts))
+        if all(moved) and all(reached) and len(set(reached)) == 1:
+            logger.warning("%s", ALIKE)
+        takes_part = both[:, 0].any(dim=0).tolist()
+    fails = max(broken) >= 0 and not (own.skips and any(counts))
+    outcome = Outcome(
+        fragment,
+        applies=any(counts) and not fails,
+        is_finite=broken[rank] < 0,
+        over=all(finished),
+        broken={r: index for r, index in enumerate(broken) if fails and index >= 0},
+    )
+    return outcome, counts, takes_part
+
+
+def _check_equal(settings: Sequence[int], kinds: Sequence[int], rounds: Sequence[int]) -> None:
+    """Raise RankMismatchError if ranks differ in what must be equal."""
+    differ = {
+        "ranks disagree on LocalSGD's every, fragments, delay, mixing, momentum, lr or "
+        "on_nonfinite, or on whether it compresses": settings,
+        "ranks have different parameters in the optimizer's groups: add and replace parameters "
+        "on all ranks, in one order, in the same round": kinds,
+        f"ranks have ended different numbers of rounds, {list(rounds)}: load states on all "
+        "ranks or on none": rounds,
+    }
+    for message, numbers in differ.items():
+        if len(set(numbers)) > 1:
+            raise RankMismatchError(message)
+
+
+def _different_starts(
+    world: TorchWorld | HorovodRounds, own: TrainingPosition, starts: Sequence[int]
+) -> str:
+    """Return how ranks' beginnings differ, a collective of ranks with the same parameters."""
+    first = ""
+    if all(starts):
+        found = places_that_differ(world, [checksum for _, checksum in own.start], "starts")
+        place, ranks = next(iter(found.items()), (0, [0]))
+        first = f" ({own.start[place][0]} of {format_ranks(ranks)} is not the first rank's)"
+    return (
+        f"ranks began with different parameters{first}: broadcast the first rank's before LocalSGD "
+        "is constructed, and load states on all ranks or on none"
+    )
 
 
 def position_of(
@@ -170,10 +289,8 @@ def position_of(
     compares: bool,
     **known: Any,
 ) -> TrainingPosition:
-    """Return this rank's position at the end of a fragment's round.
-
-    Ranks have not compared their models yet if ``compares``. ``known`` are the attributes that do
-    not follow from the parameters.
+    """Return this rank's position at the end of a fragment's round; ranks have not compared their
+    models yet if ``compares``. ``known`` are the attributes that no parameter shows.
     """
     pairs = [(p, fragments[p] == fragment) for p in parameters]
     kinds = [(p.dtype, p.shape, fragments[p]) for p in parameters]
@@ -206,10 +323,6 @@ def not_finite(names: Mapping[int, str]) -> FloatingPointError:
 
 def _wide(parameter: Parameter) -> torch.Tensor:
     return parameter.detach().to(wide_of(parameter.dtype), copy=True)
-
-
-def _cloned(tensor: torch.Tensor | None) -> torch.Tensor | None:
-    return None if tensor is None else tensor.clone()
 
 
 def _by_parameter(

@@ -1,9 +1,12 @@
-"""Average parts of a model outside of a backward pass, for LocalSGD."""
+"""Average outside of a backward pass: the ranks, a thread, and the parts of a model (LocalSGD)."""
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from concurrent.futures import Future
+from contextlib import nullcontext
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -19,6 +22,7 @@ if TYPE_CHECKING:
     from hvd_adaptive.compressor import GradientCompressor
 
 Parameter = torch.nn.Parameter
+Result = TypeVar("Result")
 
 
 class RoundExchange:
@@ -165,3 +169,29 @@ def find_world(
     else:
         return None
     return world if world.size > 1 else None
+
+
+class Background(Future[Result]):
+    """Result of work in a thread, which begins at once, on the CUDA stream of whoever constructs
+    this, if ``device`` is one.
+    """
+
+    def __init__(self, work: Callable[[], Result], device: torch.device, name: str) -> None:
+        super().__init__()
+        self._work: Callable[[], Result] | None = work
+        self._stream = torch.cuda.current_stream(device) if device.type == "cuda" else None
+        self._begin(name)
+
+    def _begin(self, name: str) -> None:
+        threading.Thread(target=self._run, name=name, daemon=True).start()
+
+    def _run(self) -> None:
+        work, self._work = self._work, None
+        assert work is not None
+        try:
+            with torch.cuda.stream(self._stream) if self._stream is not None else nullcontext():
+                result = work()
+        except BaseException as error:
+            self.set_exception(error)
+        else:
+            self.set_result(result)

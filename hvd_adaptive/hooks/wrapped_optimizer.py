@@ -95,11 +95,16 @@ class WrappedOptimizer(torch.optim.Optimizer):
                 del inner.grad_scale, inner.found_inf  # type: ignore[attr-defined]
         if overflow:
             return None, False
-        if scale is not None:  # gradients are divided as GradScaler.unscale_ does
-            inverse = scale.double().reciprocal().float()
-            for gradient in (p.grad for p in self._parameters() if p.grad is not None):
-                gradient.mul_(inverse.to(gradient.device))
+        if scale is not None:
+            self._unscale(scale)
         return inner.step(), True
+
+    def _unscale(self, scale: torch.Tensor) -> None:
+        """Divide gradients, as GradScaler.unscale_ does."""
+        inverse = scale.double().reciprocal().float()
+        for parameter in self._parameters():
+            if parameter.grad is not None:
+                parameter.grad.mul_(inverse.to(parameter.grad.device))
 
     def _drop_broken_state(self, rounds: int) -> None:
         """Drop the optimizer's state of parameters in which it is not finite, and warn."""

@@ -89,7 +89,7 @@ def wrong() -> None:
 def wrong_averages(module: torch.nn.Module) -> None:
     """Wrong uses of results."""
     gradients = [p.grad for p in module.parameters()]
-    whole: list[torch.Tensor] = average(gradients, ALQ())  # type: ignore[assignment]
+    whole: list[torch.Tensor] = average(gradients, ALQ())  # type: ignore[arg-type]
     print(whole)
     average([torch.ones(3)], ALQ()).wait()  # type: ignore[attr-defined]
     average(torch.ones(3), ALQ(), blocking=True)  # type: ignore[call-overload]

@@ -158,7 +158,7 @@ def test_a_state_of_before_the_first_step_clears_residuals():
 def test_a_state_without_error_feedback_starts_from_zero(caplog):
     new = trained().compressor
     new.load_state_dict(make(None).state_dict())
-    assert new._training.residuals.weight == 0.5 and "residuals" not in new.state_dict()
+    assert new._training.residuals.weights.given == 0.5 and "residuals" not in new.state_dict()
     assert not caplog.messages
 
 

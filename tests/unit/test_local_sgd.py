@@ -12,8 +12,8 @@ from streaming_simulation import backward, make_net, make_optimizer
 from torch import nn
 
 from hvd_adaptive import ALQ, LocalSGD
-from hvd_adaptive.hooks.background import Background
 from hvd_adaptive.hooks.local_round import Pending
+from hvd_adaptive.hooks.rounds import Background
 
 
 @pytest.mark.parametrize("outer", OUTER)

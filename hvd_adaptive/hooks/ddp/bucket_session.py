@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import functools
 import logging
+import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
+from types import FrameType
 from typing import TYPE_CHECKING
 
 import torch
@@ -13,12 +15,12 @@ import torch.distributed as dist
 
 from hvd_adaptive.base.errors import RankMismatchError, WarnOnce
 from hvd_adaptive.changes import begin_step
-from hvd_adaptive.hooks.connected import ApartFromHorovod, is_first_rank
-from hvd_adaptive.hooks.ddp.buckets import Bucket, BucketBinding, Names
+from hvd_adaptive.connection import ApartFromHorovod
+from hvd_adaptive.hooks.ddp.buckets import Bucket, BucketBinding, Names, Pending, compare_names
 from hvd_adaptive.hooks.ddp.early import EarlyGroups
-from hvd_adaptive.hooks.ddp.pending import Pending, at_end_of_backward, compare_names, is_nested
 from hvd_adaptive.run.agreement import compare_settings
 from hvd_adaptive.run.ordered_drive import OrderedDriver
+from hvd_adaptive.training import is_first_rank
 from hvd_adaptive.transport.horovod_world import HorovodRounds
 from hvd_adaptive.transport.torch_world import TorchWorld
 
@@ -27,7 +29,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("hvd_adaptive")
 
-
+ENGINE = "_engine_run_backward"  # torch's function that calls autograd
 UNUSED = (
     "a CompressionState has compressed nothing: register the hook with the wrapped model, "
     "model.register_comm_hook(state, compression_hook), before the first step; a copied or "
@@ -51,6 +53,7 @@ class BucketSession(ApartFromHorovod):
         name: Beginning of the names of collectives.
     """
 
+    compressor: GradientCompressor
     serves = "model", "a DistributedDataParallel model"
 
     def __init__(
@@ -139,7 +142,7 @@ class BucketSession(ApartFromHorovod):
             return  # whoever calls without an index calls ``finish``
         if not pending.plain:
             bucket.future.needed = functools.partial(self._needed, pending)
-        in_backward = at_end_of_backward(functools.partial(self._backward_ended, pending))
+        in_backward = _at_end_of_backward(functools.partial(self._backward_ended, pending))
         if is_last and (pending.collects or self._driver.is_held or not in_backward):
             self.finish()
 
@@ -259,13 +262,13 @@ class BucketSession(ApartFromHorovod):
             return
         pending.ended = True
         if pending.plain:
-            if not is_nested():
+            if not _is_nested():
                 self._lay_out_next(pending.binding, pending.buckets)
                 self._pending = None
             return
         # Others may follow after the backward pass of a checkpoint's segment.
         held = pending.collects or self._driver.is_held
-        if pending.is_complete or held or not is_nested():
+        if pending.is_complete or held or not _is_nested():
             self.finish()
 
     def _needed(self, pending: Pending) -> None:
@@ -304,3 +307,28 @@ class BucketSession(ApartFromHorovod):
         self._names_world = TorchWorld(self.group) if self._are_replicas else None
         self._world = world
         return world
+
+
+def _at_end_of_backward(call: Callable[[], None]) -> bool:
+    """Have autograd call a function when the backward pass in progress ends; False if none is."""
+    try:
+        torch.autograd.Variable._execution_engine.queue_callback(call)
+    except RuntimeError:
+        return False
+    return True
+
+
+def called_by_autograd() -> bool:
+    """Return whether autograd itself has called the caller, and no other function of Python."""
+    caller = sys._getframe(1).f_back  # None on a thread of autograd's
+    return caller is None or caller.f_code.co_name == ENGINE
+
+
+def _is_nested() -> bool:
+    """Return whether a backward pass runs within another one, as for reentrant checkpoints."""
+    frame: FrameType | None = sys._getframe()
+    passes = 0
+    while frame is not None:
+        passes += frame.f_code.co_name == ENGINE
+        frame = frame.f_back
+    return passes > 1

@@ -1,24 +1,33 @@
-"""A compressor bound to the buckets of a DistributedDataParallel model."""
+"""The buckets of a DistributedDataParallel model: their groups, names, and those of one step."""
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+import zlib
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 from hvd_adaptive.base.device import check_supported
+from hvd_adaptive.base.errors import RankMismatchError
 from hvd_adaptive.coding.header import DTYPE_CODES
 from hvd_adaptive.layout import Group, Layout, Member, build_layout, digest
+from hvd_adaptive.run.agreement import differences
 from hvd_adaptive.run.rank_context import RankContext
+from hvd_adaptive.run.worker import gather_patiently
 
 if TYPE_CHECKING:
     from hvd_adaptive.compressor import GradientCompressor
     from hvd_adaptive.settings import Settings
     from hvd_adaptive.transport.horovod_world import HorovodRounds
     from hvd_adaptive.transport.torch_world import TorchWorld
+
+ADVICE = (
+    "Every rank must use the same parameters under the same names; DistributedDataParallel skips "
+    "buckets of unused ones with skip_all_reduce_unused_params=True"
+)
 
 
 class BucketFuture(torch.futures.Future[torch.Tensor]):
@@ -247,30 +256,69 @@ def _by_bucket(buckets: Sequence[Sequence[Member]], in_turn: bool, **bounds: Any
     return Layout(members, groups, digest(fingerprints))
 
 
-DDP, COMPILED = "module.", "_orig_mod."
+@dataclass(eq=False)
+class Pending:
+    """The buckets of one step, which is known by its parameters: none arrives twice in a step.
 
-
-def plain_names(
-    named: Sequence[tuple[str, Any]], patterns: Iterable[str] = ()
-) -> list[tuple[str, Any]]:
-    """Return (name, parameter) pairs with the names that the parameters have in the plain model.
-
-    DistributedDataParallel puts "module." in front of all names, torch.compile "_orig_mod." in
-    front of those of the module that it compiles. A wrapper's name stays if one of the patterns of
-    ``parameter_bits`` has it, or if names would become equal.
+    Attributes:
+        collects: The driver receives them all at the end, because they have no layout yet.
+        plain: They are averaged in full precision, because their averages are needed before the
+            last bucket is known.
+        parameters: The ``id`` of each parameter.
+        gradients: Those that the driver has received with their bucket, by slot.
+        ended: The backward pass has ended without some of the parameters.
     """
-    names = [name for name, _ in named]
-    kept = [wrapper for wrapper in (DDP, COMPILED) if any(wrapper in p for p in patterns)]
-    prefixes = tuple(wrapper for wrapper in (DDP, COMPILED) if wrapper not in kept)
-    shortened = True
-    while shortened:
-        shortened = False
-        for prefix in prefixes:
-            if names and all(name.startswith(prefix) for name in names):
-                names = [name.removeprefix(prefix) for name in names]
-                shortened = True
-    if COMPILED in prefixes:
-        names = [f".{name}".replace(f".{COMPILED}", ".")[1:] for name in names]
-    if len(set(names)) < len(names):
-        return list(named)
-    return [(name, parameter) for name, (_, parameter) in zip(names, named, strict=True)]
+
+    binding: BucketBinding
+    collects: bool
+    plain: bool = False
+    buckets: list[Bucket] = field(default_factory=list)
+    parameters: set[int] = field(default_factory=set)
+    gradients: dict[int, torch.Tensor] = field(default_factory=dict)
+    ended: bool = False
+
+    @property
+    def is_complete(self) -> bool:
+        """Return whether all parameters of the layout have arrived."""
+        layout = self.binding.layout
+        return layout is not None and len(self.parameters) == len(layout.members)
+
+    def is_before(self, bucket: Bucket) -> bool:
+        """Return whether a bucket belongs to a later step: one of its parameters has arrived
+        already, or it has no place in the layout.
+        """
+        if not self.parameters.isdisjoint(bucket.identities):
+            return True
+        return not (self.collects or self.plain or self.binding.knows(bucket))
+
+    def names(self, known: Names, early: Collection[int] = ()) -> list[str]:
+        """Return the parameters' names, in the layout's order; numbers if they have none yet.
+        Gradients in the slots ``early`` arrived before their bucket.
+        """
+        layout = self.binding.layout
+        if self.collects or layout is None:
+            parameters = [p for bucket in self.buckets for p in bucket.parameters]
+            return [known.name_of(p, number) for number, p in enumerate(parameters)]
+        return [layout.members[slot].name for slot in sorted({*self.gradients, *early})]
+
+
+def compare_names(
+    world: TorchWorld, step: int, names: Sequence[str], warn: Callable[[], None]
+) -> None:
+    """Compare the names of the gradients that a backward pass has brought, a collective.
+
+    Ranks that skip different buckets pair other collectives wrongly, and never receive some. No
+    other collective uses the process group of ``world``. ``warn`` is called while other ranks let
+    this one wait.
+
+    Raises:
+        RankMismatchError: They differ, on all ranks.
+    """
+    row = torch.tensor([zlib.crc32(repr(names).encode())], device="cpu")
+    rows = gather_patiently(world, row, warn)
+    if (rows == rows[0]).all():
+        return
+    own = {"the gradients of this step": dict.fromkeys(names, "there")}
+    everyone = world.gather_objects(own)
+    mismatch = differences(everyone, range(len(everyone)), ADVICE)
+    raise RankMismatchError(f"step {step}: {mismatch}")

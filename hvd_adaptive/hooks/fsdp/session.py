@@ -15,13 +15,14 @@ from hvd_adaptive.base.device import check_supported
 from hvd_adaptive.base.errors import PayloadError, RankMismatchError, WarnOnce
 from hvd_adaptive.base.finite import narrowed
 from hvd_adaptive.changes import begin_step
+from hvd_adaptive.connection import ApartFromHorovod
 from hvd_adaptive.exchange.exchange import RankInfo, carry_out
 from hvd_adaptive.exchange.shard_reduce import ShardReduce
-from hvd_adaptive.hooks.connected import ApartFromHorovod, is_first_rank
 from hvd_adaptive.hooks.fsdp.modules import ModuleSamples, ShardedModule, ShardedModules
 from hvd_adaptive.run.agreement import Failures, compare_settings, differences
 from hvd_adaptive.run.rank_context import RankContext
 from hvd_adaptive.run.rounded_zeros import RoundedZeros
+from hvd_adaptive.training import is_first_rank
 from hvd_adaptive.transport.torch_world import TorchWorld
 
 if TYPE_CHECKING:
@@ -51,6 +52,7 @@ class ShardedSession(ApartFromHorovod):
         shards: Ranks keep shards of the average; else each rank gets all of it.
     """
 
+    compressor: GradientCompressor
     serves = "model", "a model of FSDP"
 
     def __init__(

@@ -12,10 +12,10 @@ import zlib
 from collections import Counter
 from typing import TYPE_CHECKING, Any
 
-from hvd_adaptive.hooks.horovod.abandoned_steps import AbandonedSteps
 from hvd_adaptive.hooks.horovod.agreement import Agreement
 from hvd_adaptive.hooks.horovod.owner import Owner, find_owner, take_adasums_step_back
 from hvd_adaptive.hooks.horovod.served import ServedParameters, gradient_dtype, is_laid_out
+from hvd_adaptive.hooks.horovod.unfinished import AbandonedSteps
 from hvd_adaptive.layout import Layout, Member, build_layout
 from hvd_adaptive.run.rank_context import RankContext
 from hvd_adaptive.transport.horovod_world import HorovodWorld, horovod
@@ -48,21 +48,6 @@ def claim_name(fingerprint: int, generation: Any) -> str:
     base = f"hvd_adaptive.{fingerprint:016x}"
     _taken[base] += 1
     return f"{base}.{_taken[base] - 1}"
-
-
-class ClaimedNames:
-    """Claim names of the groups of one compressor, by fingerprint."""
-
-    def __init__(self) -> None:
-        self._names: dict[int, str] = {}
-
-    def of(self, fingerprint: int, generation: Any) -> str:
-        """Return the name of these groups in a generation of Horovod: settings that return have
-        their earlier name again, because new names would fill Horovod's response cache.
-        """
-        if fingerprint not in self._names:
-            self._names[fingerprint] = claim_name(fingerprint, generation)
-        return self._names[fingerprint]
 
 
 def warn_of_many(count: int) -> None:
@@ -109,7 +94,9 @@ class Binding(RankContext):
         if kept is not None and kept.abandoned is self.abandoned:
             self.agreement.continue_from(kept.agreement)
             self.compared_at = kept.compared_at
-        self._names: ClaimedNames = kept._names if kept else ClaimedNames()
+        # By identity: settings that return have their earlier name again, because new names would
+        # fill Horovod's response cache.
+        self._names: dict[int, str] = kept._names if kept else {}
         self.parameters = ServedParameters(compressor, self.owner, ())
         self._members: list[Member] = []  # in the order of registration
         self._by_name = False
@@ -126,7 +113,9 @@ class Binding(RankContext):
             among = zlib.crc32(repr(self.world.process_set.ranks).encode())
             settings = compressor.parts.default.settings_fingerprint
             identity = self.layout.identity ^ settings ^ among
-            self.name = self._names.of(identity, self.world.generation)
+            if identity not in self._names:
+                self._names[identity] = claim_name(identity, self.world.generation)
+            self.name = self._names[identity]
             by_slot = [by_name[member.name] for member in self.layout.members]
             self.parameters = ServedParameters(compressor, self.owner, by_slot)
             logger.debug(

@@ -21,8 +21,8 @@ import torch
 from hvd_adaptive.base.device import finished_on
 from hvd_adaptive.base.errors import RankMismatchError
 from hvd_adaptive.hooks.horovod.elastic import take_first_state
-from hvd_adaptive.hooks.horovod.joined import JoinedStep
 from hvd_adaptive.hooks.horovod.placeholder import Reduction, StepsDiffer, check_reduced
+from hvd_adaptive.hooks.horovod.unfinished import JoinedStep
 from hvd_adaptive.layout import Layout, Member, build_layout
 from hvd_adaptive.run.driver import Drive, Road
 from hvd_adaptive.run.unordered import UnorderedStep
@@ -58,7 +58,7 @@ class HorovodDrive(Drive):
     """Take one step to its end.
 
     Args:
-        attempt: Not used: attempts are counted for the ranks (abandoned_steps.py).
+        attempt: Not used: attempts are counted for the ranks (unfinished.py).
         layout: The layout; None if no optimizer names gradients. They are then laid out when all
             have arrived.
         last_generation: Horovod's generation when the compressor's last step ended; None if there
@@ -231,7 +231,8 @@ class HorovodDrive(Drive):
         if self.step is None:
             self.step = self._laid_out()
         elif not self.read.same_groups:
-            self.step = self._grouped_by_name()
+            gradients = self._taken_back()
+            self.step = self._again(binding.lay_out_by_name(), gradients)
         step = self.step
         if step.attempt:
             binding.abandoned.complete(binding.world, binding.name_at(step.attempt), step.device)
@@ -285,10 +286,6 @@ class HorovodDrive(Drive):
             raise RankMismatchError("ranks disagree on their gradients' shapes or order")
         return self._again(layout, dict(enumerate(self.tensors)))
 
-    def _grouped_by_name(self) -> UnorderedStep:
-        gradients = self._taken_back()
-        return self._again(self.binding.lay_out_by_name(), gradients)
-
     def _taken_back(self) -> dict[int, torch.Tensor]:
         """Return the gradients by slot, out of the step, which has sent nothing."""
         gradients = self.step.arrived
@@ -311,7 +308,7 @@ class HorovodDrive(Drive):
         super().fail(error)
 
     def give_up(self) -> None:
-        """Leave what is in flight to the next attempt; see abandoned_steps.py."""
+        """Leave what is in flight to the next attempt; see unfinished.py."""
         self.binding.world.left = None
         if self.step is not None:
             self.binding.abandoned.add_step(self.step, self.generation)

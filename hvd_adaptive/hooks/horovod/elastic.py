@@ -1,7 +1,7 @@
 """Support compressors and LocalSGD in ``hvd.elastic.TorchState(..., compression=compressor)``.
 
-``register`` adds a handler of compressors' states to Horovod's registry of state handlers. The
-handler works as follows when workers join or leave:
+``register_handler`` adds a handler of compressors' states to Horovod's registry of state handlers.
+It works as follows when workers join or leave:
 
 1. ``save`` (state.commit) keeps a copy of the compressor's state in memory.
 2. ``restore`` (after the loss of a worker in the middle of a step) returns to that copy, as the
@@ -17,7 +17,6 @@ import copy
 import io
 import logging
 import sys
-from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -30,8 +29,8 @@ if TYPE_CHECKING:
     from hvd_adaptive.transport.horovod_world import HorovodWorld
 
 
-class _Handler(ABC):
-    """Horovod's StateHandler."""
+class _Handler:
+    """Base of Horovod's StateHandlers."""
 
     def __init__(self, value: Any) -> None:
         self.set_value(value)
@@ -41,17 +40,13 @@ class _Handler(ABC):
         self.value = value
         self.save()
 
-    @abstractmethod
     def save(self) -> None:
         """Keep a copy of the current state."""
+        self._saved = copy.deepcopy(self.value.state_dict())
 
 
 class CompressorStateHandler(_Handler):
     """Horovod's StateHandler for compressors."""
-
-    def save(self) -> None:
-        """Keep a copy of the current state."""
-        self._saved = self.value.state_dict()
 
     def restore(self) -> None:
         """Return to the saved state. Collectives in flight have failed with Horovod."""
@@ -84,10 +79,6 @@ class LocalStateHandler(_Handler):
     to all ranks, so what the others have learned since the last round is lost.
     """
 
-    def save(self) -> None:
-        """Keep a copy of the current state."""
-        self._saved = copy.deepcopy(self.value.state_dict())
-
     def restore(self) -> None:
         """Return to the saved state. Collectives in flight have failed with Horovod."""
         self.value.load_state_dict(copy.deepcopy(self._saved))
@@ -108,13 +99,6 @@ class LocalStateHandler(_Handler):
             shared["compressor"] = with_own(shared["compressor"], own["compressor"])
         local.load_from(shared)
         self.save()
-
-
-def register() -> None:
-    """Register the handler of compressors with Horovod; see ``register_handler``."""
-    from hvd_adaptive.compressor import GradientCompressor
-
-    register_handler(GradientCompressor, CompressorStateHandler)
 
 
 def register_handler(kind: type, handler: type) -> None:

@@ -6,7 +6,7 @@ import functools
 import logging
 import threading
 import time
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
@@ -14,7 +14,8 @@ from hvd_adaptive.base.errors import WarnOnce
 from hvd_adaptive.base.finite import wide_of
 from hvd_adaptive.changes import begin_step
 from hvd_adaptive.coding.header import DTYPE_CODES
-from hvd_adaptive.hooks.connected import Connected
+from hvd_adaptive.compressor import GradientCompressor
+from hvd_adaptive.connection import Connection
 from hvd_adaptive.hooks.horovod import elastic
 from hvd_adaptive.hooks.horovod.binding import Binding
 from hvd_adaptive.hooks.horovod.drive import SESSIONS, HorovodDrive, Ticket
@@ -25,9 +26,6 @@ from hvd_adaptive.layout import Layout
 from hvd_adaptive.run.driver import Driver
 from hvd_adaptive.transport.horovod_world import reference
 
-if TYPE_CHECKING:
-    from hvd_adaptive.compressor import GradientCompressor
-
 logger = logging.getLogger("hvd_adaptive")
 
 _NO_GRADIENT = (
@@ -36,7 +34,7 @@ _NO_GRADIENT = (
 )
 
 
-class Session(Connected):
+class Session(Connection):
     """Connect a compressor to its optimizer: ``compress`` receives gradients, ``decompress``
     returns averages.
 
@@ -45,6 +43,8 @@ class Session(Connected):
     3. Each gradient joins the groups of its parameter, and Horovod receives a placeholder.
     4. The first decompress of a step waits for all averages; each decompress returns one.
     """
+
+    compressor: GradientCompressor
 
     def __init__(self, compressor: GradientCompressor) -> None:
         self.compressor = compressor
@@ -285,7 +285,7 @@ class Session(Connected):
 
 def constructed(compressor: GradientCompressor) -> None:
     """Register the handler of compressors' states with elastic Horovod, if it is imported."""
-    elastic.register()
+    elastic.register_handler(GradientCompressor, elastic.CompressorStateHandler)
 
 
 def connect(compressor: GradientCompressor) -> Session:

@@ -282,7 +282,8 @@ def test_bits_by_module():
     assert_close({"w": got["first.weight"]}, {"w": wanted["first.weight"]}, 1e-5)
     error = (got["second.weight"] - wanted["second.weight"]).norm()
     assert 1e-4 < error / wanted["second.weight"].norm() < 0.1
-    assert [group.part for group in compressor._training.layout.groups][1:3] == ["", "bits=8"]
+    groups = compressor._training.connection.layout.groups
+    assert [group.part for group in groups][1:3] == ["", "bits=8"]
 
 
 def test_partial_buckets_in_full_precision():
@@ -291,9 +292,8 @@ def test_partial_buckets_in_full_precision():
     compressed = compress_reduce_scatter(model, QSGD(**FINE | {"tail": "full"}))
     stepped(model, compressed, 0)
     assert_close(whole(model), exact(net, 0))
-    assert any(
-        0 < group.full < group.quantized for group in compressed.compressor._training.layout.groups
-    )
+    groups = compressed.compressor._training.connection.layout.groups
+    assert any(0 < group.full < group.quantized for group in groups)
 
 
 @pytest.mark.parametrize("name", ["sgd", "adam"])
@@ -467,7 +467,7 @@ def test_report_and_monitor(tmp_path):
     for step in range(2):
         stepped(model, compressed, step)
     report = compressed.report()
-    sizes = [group.coordinates for group in compressor._training.layout.groups]
+    sizes = [group.coordinates for group in compressor._training.connection.layout.groups]
     assert report["coordinates"] == sum(sizes) and report["exchange"] == "reduce_scatter"
     assert 0 < report["wire_bytes"] < report["payload_bytes"] <= report["uncompressed_bytes"]
     assert report["payload_bytes"] * (RANKS - 1) == pytest.approx(report["wire_bytes"] * RANKS)

@@ -151,7 +151,7 @@ def test_a_compressor_used_alone_first_finds_its_optimizer_later():
     x, y = batches(hvd.rank())()
     torch.nn.functional.cross_entropy(model(x), y).backward()
     optimizer.step()
-    assert compressor._training.layout is not None
+    assert compressor._training.connection.layout is not None
     assert_same_everywhere(flat_parameters(model), "later")
 
 

@@ -46,7 +46,7 @@ class Training:
         results = [p.grad.reshape(-1).double().numpy().copy() for p in self.parameters]
         for result in results:
             self.digest.update(result.tobytes())
-        layout = trial.compressor._training.layout
+        layout = trial.compressor._training.connection.layout
         trial.judge(step, layout, results, self._residuals())
 
     def _residuals(self) -> Residuals:

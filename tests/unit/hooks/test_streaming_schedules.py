@@ -22,7 +22,7 @@ from scheduler import (
 )
 
 from hvd_adaptive import LocalSGD, SparseSGD, local_sgd
-from hvd_adaptive.hooks.background import Background
+from hvd_adaptive.hooks.rounds import Background
 
 SCHEDULES = int(os.environ.get("HVD_ADAPTIVE_SCHEDULES", "160")) // 20
 SIZES, FRAGMENTS, EVERY, DELAY, STEPS = (24, 40, 60), 3, 6, 2, 14
@@ -87,8 +87,13 @@ class ScheduledBackground(Background):
         finally:
             self.has_ended = True
 
-    def join(self) -> None:
+    def exception(self, timeout=None):
         self.schedule.pause("a round", lambda: self.has_ended)
+        return super().exception(timeout)
+
+    def result(self, timeout=None):
+        self.exception()
+        return super().result(timeout)
 
 
 class Rank:

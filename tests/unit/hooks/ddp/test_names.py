@@ -7,7 +7,7 @@ from torch import nn
 
 from hvd_adaptive import ALQ
 from hvd_adaptive.ddp import CompressionState
-from hvd_adaptive.hooks.ddp.buckets import plain_names
+from hvd_adaptive.parts import plain_names
 
 
 def names_of(names, patterns=()):

@@ -12,11 +12,11 @@ from typing import Any
 import torch
 from scheduler import Network, Schedule, ScheduledLock, ScheduledWorker
 
-from hvd_adaptive.hooks.horovod.abandoned_steps import AbandonedSteps
 from hvd_adaptive.hooks.horovod.agreement import Agreement
 from hvd_adaptive.hooks.horovod.drive import HorovodDrive
 from hvd_adaptive.hooks.horovod.owner import Owner
 from hvd_adaptive.hooks.horovod.placeholder import Placeholders
+from hvd_adaptive.hooks.horovod.unfinished import AbandonedSteps
 from hvd_adaptive.layout import Member
 from hvd_adaptive.run.driver import Driver
 from hvd_adaptive.run.rank_context import RankContext

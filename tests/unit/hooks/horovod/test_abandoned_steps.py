@@ -11,7 +11,7 @@ from unittest.mock import Mock
 import pytest
 import torch
 
-from hvd_adaptive.hooks.horovod.abandoned_steps import AbandonedSteps
+from hvd_adaptive.hooks.horovod.unfinished import AbandonedSteps
 from hvd_adaptive.transport.collectives import InFlight
 from hvd_adaptive.transport.horovod_world import Abandoned, HorovodWorld
 

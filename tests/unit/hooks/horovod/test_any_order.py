@@ -25,7 +25,7 @@ from hvd_adaptive import (
     Tuning,
 )
 from hvd_adaptive.hooks.horovod import drive as drive_module
-from hvd_adaptive.hooks.horovod.abandoned_steps import AbandonedSteps
+from hvd_adaptive.hooks.horovod.unfinished import AbandonedSteps
 from hvd_adaptive.run.step import Step
 
 SCHEDULES = int(os.environ.get("HVD_ADAPTIVE_SCHEDULES", "40"))
