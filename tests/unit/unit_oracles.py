@@ -1,18 +1,22 @@
 """Independent implementations that the unit tests compare with: Python integers and float64.
 
-Nothing here imports the package: constants and layouts are written out again from its docstrings.
+Nothing here imports the package: layouts are written out again from its docstrings, and what
+wire_decoder.py has from docs/wire_format.md is taken from there.
 """
 
 from __future__ import annotations
 
 import struct
-import zlib
 
 import numpy as np
+import torch
+from wire_decoder import GOLDEN, M32, checksum, packing, word_checksum, words_of
+from wire_decoder import integers as _integers
+from wire_decoder import mix as mix64
+from wire_decoder import stream as stream_key
 
-M32, M64 = 2**32 - 1, 2**64 - 1
-GOLDEN = 0x9E3779B97F4A7C15
-HEADER = "<4sHBBII16sQQQIIQQQII"
+__all__ = ["GOLDEN", "checksum", "mix64", "stream_key", "word_checksum", "word_count"]
+word_count = words_of  # 32-bit words of so many codes
 # name -> (byte offset, struct format) of every header field
 FIELDS = {
     "magic": (0, "4s"),
@@ -35,32 +39,9 @@ FIELDS = {
 }
 
 
-def mix64(z: int) -> int:
-    """SplitMix64's finaliser."""
-    z = ((z ^ (z >> 30)) * 0xBF58476D1CE4E5B9) % 2**64
-    z = ((z ^ (z >> 27)) * 0x94D049BB133111EB) % 2**64
-    return z ^ (z >> 31)
-
-
-def stream_key(*numbers: int) -> int:
-    """(seed, rank, step, group), each added and mixed in turn."""
-    key = mix64(GOLDEN)
-    for number in numbers:
-        key = mix64((key + number * GOLDEN + 1) % 2**64)
-    return key
-
-
 def uniform_integers(stream: int, bucket: int, count: int) -> list[int]:
     """The integers below 2**24 of the first coordinates of a bucket."""
-    key = mix64((stream + (bucket + 1) * GOLDEN) % 2**64)
-    low, high = key % 2**32, key // 2**32
-    result = []
-    for j in range(count):
-        h = (j * 0x9E3779B1 + low) % 2**32
-        h = ((h ^ (h >> 16)) * 0x85EBCA6B + high) % 2**32
-        h = ((h ^ (h >> 13)) * 0xC2B2AE35) % 2**32
-        result.append(h >> 8)
-    return result
+    return _integers(stream, bucket, count).tolist()
 
 
 def pack(codes: list[int], bits: int) -> list[int]:
@@ -80,19 +61,8 @@ def pack(codes: list[int], bits: int) -> list[int]:
     return words
 
 
-# alphabet -> (codes in a unit, bits of a unit) of those packed by radix
-UNITS = {
-    3: (20, 32),
-    5: (12, 28),
-    7: (11, 31),
-    9: (10, 32),
-    11: (8, 28),
-    13: (7, 26),
-    17: (7, 29),
-    33: (6, 31),
-    65: (5, 31),
-    129: (4, 29),
-}
+# alphabet -> (codes in a unit, bits of a unit) of some that are packed by radix
+UNITS = {alphabet: packing(alphabet) for alphabet in (3, 5, 7, 9, 11, 13, 17, 33, 65, 129)}
 
 
 def pack_radix(codes: list[int], alphabet: int) -> list[int]:
@@ -109,17 +79,6 @@ def pack_radix(codes: list[int], alphabet: int) -> list[int]:
     return [streams[lane] >> (32 * word) & M32 for word in range(words) for lane in range(16)]
 
 
-def word_count(n: int, alphabet: int) -> int:
-    """32-bit words of n codes."""
-    if alphabet in UNITS:
-        digits, width = UNITS[alphabet]
-        return 16 * -(-(-(-n // (16 * digits)) * width) // 32)
-    bits = (alphabet - 1).bit_length()
-    blocks, rest = divmod(n, 512)
-    lane_bits = -(-rest // 64) * 4 * bits
-    return 16 * (blocks * bits + -(-lane_bits // 32))
-
-
 def payload_length(
     n: int, alphabet: int, bucket: int, tail: str = "quantize", itemsize: int = 4
 ) -> int:
@@ -128,31 +87,6 @@ def payload_length(
     quantized = n - full
     body = 4 * (-(-quantized // bucket) + word_count(quantized, alphabet))
     return 96 + -(-body // 8) * 8 + -(-full * itemsize // 8) * 8
-
-
-def checksum(payload: bytes) -> int:
-    """Of a whole payload: CRC-32 of its header without checksum seeds the chain over 64 lanes."""
-    seed = zlib.crc32(payload[:12] + bytes(4) + payload[16:96])
-    return word_checksum(np.frombuffer(payload[96:], "<u4").tolist(), seed)
-
-
-def word_checksum(words: list[int], seed: int) -> int:
-    sums = [0] * 64
-    for block in range(-(-len(words) // 4096)):
-        own = words[4096 * block : 4096 * (block + 1)]
-        for lane in range(64):
-            s = block * 0x9E3779B1 % 2**32
-            for word in own[lane::64]:
-                s = (s + word * 0x85EBCA77) % 2**32
-                s = (s << 13 | s >> 19) & M32
-                s = s * 0x9E3779B1 % 2**32
-            sums[lane] += (s ^ s >> 15) * 0x85EBCA77
-    total = (seed + len(words)) % 2**32
-    for lane in sums:
-        total = (total ^ (lane & M32)) * 0x9E3779B1 % 2**32
-        total ^= total >> 15
-        total = total * 0x85EBCA77 % 2**32
-    return total
 
 
 def read_field(payload: bytes, name: str) -> int | bytes:
@@ -169,6 +103,16 @@ def forge(payload: bytes, **fields: int | bytes) -> bytes:
     if len(data) % 4 == 0 and "checksum" not in fields:
         struct.pack_into("<I", data, 12, checksum(bytes(data)))
     return bytes(data)
+
+
+def received(payload: bytes) -> torch.Tensor:
+    """As it arrives: a tensor of bytes."""
+    return torch.from_numpy(np.frombuffer(payload, np.uint8).copy())
+
+
+def forged(payload: bytes, **fields: int | bytes) -> torch.Tensor:
+    """A forgery as it arrives."""
+    return received(forge(payload, **fields))
 
 
 def signed_levels(magnitudes: np.ndarray, symmetric: bool) -> np.ndarray:
