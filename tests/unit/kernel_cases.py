@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
+from typing import Any
+
 import numpy as np
 import torch
 
@@ -107,3 +110,18 @@ def same_bits(a: torch.Tensor, b: torch.Tensor) -> bool:
     nan_x, nan_y = np.isnan(x), np.isnan(y)
     x[nan_x], y[nan_y] = 1.5, 1.5
     return np.array_equal(nan_x, nan_y) and x.dtype == y.dtype and x.tobytes() == y.tobytes()
+
+
+def assert_agree(
+    encoders: Sequence[Callable[[], Sequence[torch.Tensor]]],
+    adders: Sequence[Callable[[Any, torch.Tensor], Any]],
+    count: int,
+) -> None:
+    """All encoders return the same bits; all adders add the last one's, to what is there, alike."""
+    want, *others = (encode() for encode in encoders)
+    for got in others:
+        assert all(same_bits(a, b) for a, b in zip(want, got, strict=True))
+    sums = [torch.linspace(-1, 1, count) for _ in adders]
+    for add, out in zip(adders, sums, strict=True):
+        add(got, out)
+        assert same_bits(sums[0], out)

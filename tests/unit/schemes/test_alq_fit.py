@@ -1,4 +1,4 @@
-"""ALQ.fit, levels and statistics: what is used, what is left out, what is refused."""
+"""ALQ's and AMQ's fits, levels and statistics: what is used, left out, refused; tables."""
 
 from __future__ import annotations
 
@@ -8,8 +8,9 @@ import numpy as np
 import pytest
 import torch
 import unit_oracles as oracle
+from scheme_cases import PAPER
 
-from hvd_adaptive import ALQ
+from hvd_adaptive import ALQ, AMQ, NUQSGD
 
 BUCKET = 256
 
@@ -138,3 +139,22 @@ def test_fit_does_not_change_or_track_the_gradients():
     compressor = ALQ(bits=3, bucket_size=BUCKET)
     compressor.fit(flat * 1)
     assert torch.equal(flat.detach(), before) and not compressor.levels.requires_grad
+
+
+def test_tables_as_published():
+    """Others' are in tests/oracle/test_levels.py."""
+    powers = np.array([0.1**3, 0.1**2, 0.1, 1])
+    symmetric = NUQSGD(bits=3, multiplier=0.1, symmetric=True).levels
+    np.testing.assert_allclose(symmetric, np.concatenate([-powers[::-1], powers]))
+    np.testing.assert_allclose(AMQ(bits=2).levels, [-1, 0, 1])
+    first = AMQ(bits=3).levels[4:]  # before a fit the multiplier is the one of worst_case.py
+    np.testing.assert_allclose(AMQ(bits=3).levels, [*-first.flip(0), 0, *first])
+    np.testing.assert_allclose(first, [first[1] ** 2, first[1], 1])
+
+
+@pytest.mark.parametrize(("form", "most"), [({}, 0.48), (PAPER, 0.4)], ids=["default", "paper"])
+def test_amq_adapts(form, most):
+    scheme = AMQ(bits=3, bucket_size=500, **form)
+    before = scheme.levels[-2]
+    scheme.fit(gradient(50 * 500))
+    assert before != scheme.levels[-2] < most and scheme.parts.default.table_version == 1

@@ -142,19 +142,6 @@ def test_drive_is_eden_with_one_bit():
     assert drive.parts.default.bits == 1
 
 
-def test_wrong_keywords():
-    for bits in (0, 9, 1.5, 0.3, "2", True, None):
-        with pytest.raises((TypeError, ValueError), match="bits"):
-            EDEN(bits=bits)
-    for size in (1, 32, 96, 5000, 1 << 17):
-        with pytest.raises(ValueError, match=f"bucket_size={size}"):
-            EDEN(bucket_size=size)
-    with pytest.raises(ValueError, match=r"bucket_size=256: must be at least 512 with bits=0.125"):
-        EDEN(bits=0.125, bucket_size=256)
-    with pytest.raises(TypeError, match="bits"):
-        DRIVE(bits=2)
-
-
 def test_other_bits_of_some_parameters():
     eden = EDEN(bits=1, parameter_bits={"*.bias": 4})
     assert (eden.parts.default.bits, eden.parts["bits=4"].bits) == (1, 4)
