@@ -63,6 +63,7 @@ WRONG = [
     (ALQ, "update_steps", (5, "often", b"ab", 2.5), "ascending steps|callable"),
     (ALQ, "update_steps", ([-1], [0.5], ["a"], [True], [None]), "ascending steps"),
     *((kind, "clip", *CLIP) for kind in (ALQ, QSGD, TernGrad, SignSGD)),
+    (Tuning, "checksum", (0, 1, None, "yes"), "must be True or False"),
     (SignSGD, "keep_zeros", (0, 1, None, "yes"), "must be True or False"),
     (QSGD, "bits", (1,), "must be an integer from 2 to 8"),
     (QSGD, "intervals", (0,), "must be an integer from 1 to 127"),
