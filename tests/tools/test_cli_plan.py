@@ -216,16 +216,6 @@ def test_command_refuses_at_once(changed, message, capsys, ranks):
     assert ranks.happened == ([] if ranks.given is None else ["ended"])
 
 
-def test_help_fits_80_columns(capsys, monkeypatch):
-    monkeypatch.setenv("COLUMNS", "80")
-    with pytest.raises(SystemExit):
-        main(["plan", "--help"])
-    told = capsys.readouterr().out
-    assert max(map(len, told.splitlines())) <= 80
-    options = set(re.findall(r"^  (--[\w-]+)", told, re.MULTILINE))
-    assert options >= {"--ranks", "--bandwidth", "--methods"} and "--constants" not in told
-
-
 def test_command_where_ranks_cannot_start(ranks, capsys):
     ranks.found = launch.RanksError("mpirun ended with status 1", "attempt to run as root")
     assert main(["plan", "--params", "5", "--ranks", "4", "--bandwidth", "1gbit"]) == 1

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 import unit_oracles as oracle
-from kernel_cases import KINDS, heavy, one_outlier, ordinary, same_bits, vector
+from kernel_cases import KINDS, assert_agree, heavy, one_outlier, ordinary, same_bits, vector
 
 from hvd_adaptive.kernels.numba import bucket as cpu_bucket
 from hvd_adaptive.kernels.numba import levels as cpu_levels
@@ -40,18 +40,17 @@ def levels_of(flat: torch.Tensor, bucket: int, alphabet: int) -> torch.Tensor:
 
 
 def compare_codes(flat: torch.Tensor, bucket: int, levels: torch.Tensor, key: int) -> None:
-    packed = []
-    for module in (reference_bucket, cpu_bucket):
+    def encoded(module) -> tuple[torch.Tensor, torch.Tensor]:
         words = torch.full((packing_of(levels.shape[1]).words(flat.numel()),), -1).int()
         module.round_codes(flat, levels, words, bucket, key)
-        packed.append(words)
-    assert torch.equal(*packed), (flat.numel(), bucket, levels.shape)
-    sums = []
-    for module in (reference_bucket, cpu_bucket):
-        out = torch.linspace(-1, 1, flat.numel())
-        module.decode_add([(levels, packed[0])] * 3, bucket, 1 / 3, out)
-        sums.append(out)
-    assert same_bits(*sums), (flat.numel(), bucket, levels.shape)
+        return levels, words
+
+    backends = (reference_bucket, cpu_bucket)
+    assert_agree(
+        [lambda m=m: encoded(m) for m in backends],
+        [lambda got, out, m=m: m.decode_add([got] * 3, bucket, 1 / 3, out) for m in backends],
+        flat.numel(),
+    )
 
 
 @pytest.mark.parametrize("solver", SOLVERS)

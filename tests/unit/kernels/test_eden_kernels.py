@@ -7,7 +7,7 @@ import itertools
 import numpy as np
 import pytest
 import torch
-from kernel_cases import KINDS, heavy, ordinary, same_bits, vector
+from kernel_cases import KINDS, assert_agree, heavy, ordinary, same_bits, vector
 from test_hadamard import sylvester
 
 from hvd_adaptive import EDEN
@@ -34,11 +34,15 @@ def decoded(module, payloads, codec, owns, count: int) -> torch.Tensor:
 
 def compare(module, flat: torch.Tensor, codec, own: int) -> None:
     """A backend's module with the reference."""
-    want, got = (encoded(m, flat, codec, 77, own) for m in (reference, module))
-    assert same_bits(want[0], got[0]) and torch.equal(want[1], got[1])
-    owns = [own, own + 1, 5]
-    results = [decoded(m, [got] * 3, codec, owns, flat.numel()) for m in (reference, module)]
-    assert same_bits(*results)
+    owns, size, backends = [own, own + 1, 5], codec.settings.bucket_size, (reference, module)
+    assert_agree(
+        [lambda m=m: encoded(m, flat, codec, 77, own) for m in backends],
+        [
+            lambda got, out, m=m: m.decode_add([got] * 3, size, codec._levels, 77, owns, out)
+            for m in backends
+        ],
+        flat.numel(),
+    )
 
 
 @pytest.mark.parametrize("bucket", (64, 128, 512, 4096, 8192))

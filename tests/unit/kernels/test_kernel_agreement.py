@@ -8,10 +8,21 @@ import os
 import numpy as np
 import pytest
 import torch
-from kernel_cases import KINDS, heavy, one_outlier, ordinary, same_bits, table_of, vector
+from kernel_cases import (
+    KINDS,
+    assert_agree,
+    heavy,
+    one_outlier,
+    ordinary,
+    same_bits,
+    table_of,
+    vector,
+)
 from unit_oracles import word_count
 
+from hvd_adaptive.kernels import module
 from hvd_adaptive.kernels.numba import tables as cpu
+from hvd_adaptive.kernels.numba.warm import each_table
 from hvd_adaptive.kernels.reference import tables as reference
 from hvd_adaptive.kernels.tables import kernel_table
 
@@ -28,16 +39,14 @@ def encoded(module, flat: torch.Tensor, bucket: int, norm: str, table, key: int,
 
 
 def compare(flat: torch.Tensor, bucket: int, norm: str, table, key: int, clip=None) -> None:
-    what = f"n={flat.numel()} bucket={bucket} norm={norm} alphabet={table.alphabet}"
-    want, got = (encoded(m, flat, bucket, norm, table, key, clip) for m in (reference, cpu))
-    assert same_bits(want[0], got[0]), what
-    assert torch.equal(want[1], got[1]), what
-    results = []
-    for module in (reference, cpu):
-        out = torch.linspace(-1, 1, flat.numel())
-        module.decode_add([got, got, got], bucket, table, 1 / 3, out)
-        results.append(out)
-    assert same_bits(*results), what
+    assert_agree(
+        [lambda m=m: encoded(m, flat, bucket, norm, table, key, clip) for m in (reference, cpu)],
+        [
+            lambda got, out, m=m: m.decode_add([got] * 3, bucket, table, 1 / 3, out)
+            for m in (reference, cpu)
+        ],
+        flat.numel(),
+    )
 
 
 @pytest.mark.many
@@ -106,3 +115,23 @@ def test_sum_over_ranks_is_in_the_given_order():
     out = torch.zeros(1000)
     cpu.decode_add(payloads, 100, table, 1.0, out)
     assert out.numpy().tobytes() == total.tobytes()
+
+
+COMPILED = list(each_table())[::5]
+
+
+@pytest.mark.many
+@pytest.mark.parametrize("size", [1, 7, 512, 8192])
+@pytest.mark.parametrize("number", range(len(COMPILED)))
+def test_same_variance_of_rounding(number, size):
+    """Which both add in the same order."""
+    generator = torch.Generator().manual_seed(number)
+    flat = torch.randn(10_000, generator=generator) ** 3
+    flat[:1000] = 0
+    flat[-1] = torch.nan
+    fast, slow = module("numba", "tables"), module("reference", "variance")
+    norms = fast.bucket_norms(flat, size, "l2")
+    found = module("numba", "variance").variances(flat, norms, size, COMPILED[number])
+    wanted = slow.variances(flat, norms, size, COMPILED[number])
+    assert torch.equal(found.view(torch.int64)[:-1], wanted.view(torch.int64)[:-1])
+    assert found[-1].isnan() and wanted[-1].isnan()

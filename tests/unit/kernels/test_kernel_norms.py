@@ -74,19 +74,6 @@ def test_exact_rules(kernels, norm):
 
 
 @both
-def test_finite_coordinates_whose_l2_norm_overflows_give_nan_and_linf_does_not(kernels):
-    assert np.isnan(norms(kernels, [3e38, 3e38], 2, "l2")[0])
-    assert norms(kernels, [3e38, -3e38], 2, "linf")[0] == np.float32(3e38)
-
-
-@both
 def test_denormals_count_towards_a_normal_norm(kernels):
     """10,000 coordinates of 1e-38, each below the normal range, have norm 1e-36."""
     assert norms(kernels, [1e-38] * 10_000, 10_000, "l2")[0] == pytest.approx(1e-36, rel=1e-5)
-
-
-@both
-def test_a_bad_bucket_leaves_its_neighbours_alone(kernels):
-    got = norms(kernels, [3.0, 4.0, np.nan, 1.0, 0.0, 0.0, 5.0], 2, "l2")
-    assert np.array_equal(got, np.float32([5.0, np.nan, 0.0, 5.0]), equal_nan=True)
-    assert norms(kernels, [], 5, "l2").shape == (0,)

@@ -7,9 +7,12 @@ import numpy as np
 import pytest
 import torch
 
-from hvd_adaptive.kernels.numba import permute, random
+from hvd_adaptive.kernels.fixed import BLOCK
+from hvd_adaptive.kernels.numba import permute, random, take
 from hvd_adaptive.kernels.numba import tables as cpu
+from hvd_adaptive.kernels.packing import packing_of
 from hvd_adaptive.kernels.reference import tables as reference
+from hvd_adaptive.kernels.reference.pack import pack_codes
 from hvd_adaptive.kernels.tables import kernel_table
 
 
@@ -143,3 +146,25 @@ def test_values_are_those_of_codes(size, entries):
     expected = np.float32(1) + (values * np.float32(1.7))[codes]
     np.testing.assert_array_equal(sums[:96], expected[:96])
     assert (sums[96:] == 1).all()
+
+
+@pytest.mark.parametrize("entries", (0, 8, 16))
+@pytest.mark.parametrize("bits", range(1, take.MOST_BITS + 1))
+def test_levels_of_a_block(bits, entries, monkeypatch):
+    """Of packed codes, by permutations and, for other processors, by selections."""
+    if entries > permute.ENTRIES:
+        pytest.skip(f"this processor looks up {permute.ENTRIES} entries at once")
+    monkeypatch.setattr(permute, "ENTRIES", entries)
+
+    @numba.njit
+    def taken(words, values, scale, y):
+        take.take_block(words, values, scale, y, 16, numba.literally(bits))
+
+    draw = np.random.default_rng(bits)
+    codes = draw.integers(1 << bits, size=BLOCK)
+    values = draw.standard_normal(1 << bits).astype(np.float32)
+    words = pack_codes(torch.from_numpy(codes), packing_of(1 << bits)).numpy().view(np.uint32)
+    y = np.zeros(BLOCK + 32, np.float32)
+    taken(words, np.tile(values, 16 >> bits), np.float32(0.7), y)
+    np.testing.assert_array_equal(y[16:-16], (values * np.float32(0.7))[codes])
+    assert not y[:16].any() and not y[-16:].any()

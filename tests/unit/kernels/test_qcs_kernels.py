@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 import unit_oracles as oracle
-from kernel_cases import KINDS, heavy, ordinary, same_bits, vector
+from kernel_cases import KINDS, assert_agree, heavy, ordinary, same_bits, vector
 from test_hadamard import sylvester
 
 from hvd_adaptive import QCS
@@ -29,15 +29,16 @@ def encoded(module, flat: torch.Tensor, scheme: QCS, key: int):
 
 
 def compare(flat: torch.Tensor, scheme: QCS, key: int) -> None:
-    what = f"n={flat.numel()} {scheme}"
-    want, got = (encoded(m, flat, scheme, key) for m in (reference_qcs, cpu_qcs))
-    assert same_bits(want[0], got[0]), what
-    assert torch.equal(want[1], got[1]), what
-    results = [torch.linspace(-1, 1, flat.numel()) for _ in range(2)]
-    codec, keys = scheme.parts.default, [key, key + 1, 5]
-    for module, out in zip((reference_qcs, cpu_qcs), results, strict=True):
-        module.decode_add([got] * 3, keys, codec._runs(len(flat)), codec.alphabet, 1 / 3, out)
-    assert same_bits(*results), what
+    codec, keys, backends = scheme.parts.default, [key, key + 1, 5], (reference_qcs, cpu_qcs)
+    runs, alphabet = codec._runs(len(flat)), codec.alphabet
+    assert_agree(
+        [lambda m=m: encoded(m, flat, scheme, key) for m in backends],
+        [
+            lambda got, out, m=m: m.decode_add([got] * 3, keys, runs, alphabet, 1 / 3, out)
+            for m in backends
+        ],
+        flat.numel(),
+    )
 
 
 @pytest.mark.parametrize("bucket", (1, 2, 16, 64, 512, 8192, 96, 100, 384))

@@ -111,15 +111,20 @@ def test_scatter_is_the_unbiased_variance_over_ranks():
     assert np.isnan(simulate.scatter([flats[0][:1]], 30).variance)
 
 
-def test_estimator_variance_of_ranks():
-    """(minibatch + excess) / M + squared bias, from gradients known by heart."""
+def taken(scheme, count: int) -> tuple[simulate.Ranks, torch.nn.Parameter, list[torch.Tensor]]:
+    """Ranks that have taken their gradients of one parameter."""
     weight = torch.nn.Parameter(torch.zeros(SIZE))
-    scheme = TernGrad(bucket_size=BUCKET, min_numel=0)
-    ranks = simulate.Ranks([("w", weight)], scheme, 3)
-    flats = [gradient(seed) for seed in range(3)]
+    ranks, flats = simulate.Ranks([("w", weight)], scheme, count), list(map(gradient, range(count)))
     for rank, flat in enumerate(flats):
         weight.grad = flat
         ranks.take(rank)
+    return ranks, weight, flats
+
+
+def test_estimator_variance_of_ranks():
+    """(minibatch + excess) / M + squared bias, from gradients known by heart."""
+    scheme = TernGrad(bucket_size=BUCKET, min_numel=0)
+    ranks, _, flats = taken(scheme, 3)
     errors = [simulate.quantization_error(scheme, flat) for flat in flats]
     told = ranks.variance(0)
     excess = sum(error.variance for error in errors) / 3 / SIZE
@@ -133,13 +138,7 @@ def test_estimator_variance_of_ranks():
 
 def test_variance_of_the_average_is_what_payloads_show():
     """E||average - exact average||^2 is excess / M, within 5 standard errors."""
-    weight = torch.nn.Parameter(torch.zeros(SIZE))
-    scheme = NUQSGD(bits=3, bucket_size=BUCKET, min_numel=0)
-    ranks = simulate.Ranks([("w", weight)], scheme, 2)
-    flats = [gradient(seed) for seed in range(2)]
-    for rank, flat in enumerate(flats):
-        weight.grad = flat
-        ranks.take(rank)
+    ranks, weight, flats = taken(NUQSGD(bits=3, bucket_size=BUCKET, min_numel=0), 2)
     exact, squares = (flats[0] + flats[1]) / 2, []
     for step in range(DRAWS):
         ranks.average(step)
