@@ -105,6 +105,15 @@ def forge(payload: bytes, **fields: int | bytes) -> bytes:
     return bytes(data)
 
 
+def omega(k: int) -> str:
+    """Elias's recursive code of k >= 1: groups of digits, the recursion from the front, then 0."""
+
+    def groups(k: int) -> str:
+        return "" if k == 1 else groups(len(f"{k:b}") - 1) + f"{k:b}"
+
+    return groups(k) + "0"
+
+
 def received(payload: bytes) -> torch.Tensor:
     """As it arrives: a tensor of bytes."""
     return torch.from_numpy(np.frombuffer(payload, np.uint8).copy())

@@ -7,7 +7,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from test_omega import text
+from unit_oracles import omega as text
 
 from hvd_adaptive import ALQ, AMQ, NUQSGD, QSGD, PayloadError
 from hvd_adaptive.coding.coders import EliasCoder

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from unit_oracles import omega as text
 
 from hvd_adaptive.kernels import omega
 from hvd_adaptive.theory import elias_bits
@@ -25,15 +26,6 @@ PUBLISHED = {
     100_000: "10 100 10000 11000011010100000 0",
     1_000_000: "10 100 10011 11110100001001000000 0",
 }
-
-
-def groups(k: int) -> str:
-    """The groups of digits before the final 0, the recursion from the front."""
-    return "" if k == 1 else groups(len(f"{k:b}") - 1) + f"{k:b}"
-
-
-def text(k: int) -> str:
-    return groups(k) + "0"
 
 
 def as_text(entry: int) -> str:

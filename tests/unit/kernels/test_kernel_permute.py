@@ -66,20 +66,6 @@ def test_without_permutations(plain, thresholds):
     assert codes(cpu, flat, 700, table) == codes(reference, flat, 700, table)
 
 
-@pytest.mark.many
-@pytest.mark.skipif(permute.ENTRIES < 16, reason="no AVX-512 here")
-@pytest.mark.parametrize("thresholds", (8, 15, 16, 31, 32, 64, 127, 128))
-@pytest.mark.parametrize("bucket", (1, 15, 16, 17, 8192))
-def test_with_permutations(thresholds, bucket):
-    """Buckets that are no multiples of 16 leave coordinates to another loop."""
-    flat = torch.from_numpy(np.random.default_rng(1).standard_normal(1500).astype(np.float32))
-    flat[::7] *= 1e-4
-    flat[5], flat[6] = 0.0, -0.0
-    table = table_of(thresholds, symmetric=thresholds & (thresholds - 1) == 0)
-    assert permute.FEWEST_THRESHOLDS <= table.thresholds == thresholds
-    assert codes(cpu, flat, bucket, table) == codes(reference, flat, bucket, table)
-
-
 @pytest.mark.parametrize("depth", range(1, 8))
 def test_the_tree_finds_every_interval(depth):
     size = 1 << depth

@@ -13,9 +13,7 @@ from test_hadamard import sylvester
 
 from hvd_adaptive import QCS
 from hvd_adaptive.kernels.numba import qcs as cpu_qcs
-from hvd_adaptive.kernels.qcs import Run
 from hvd_adaptive.kernels.reference import qcs as reference_qcs
-from hvd_adaptive.kernels.reference import tables as reference
 
 
 def encoded(module, flat: torch.Tensor, scheme: QCS, key: int):
@@ -123,30 +121,6 @@ def test_algorithm_one_in_float64(q, k, estimator):
         estimate = alpha * r * (h.T @ (scale * (quantized - u))) / np.sqrt(rows)
         estimates.append(estimate[: own.size])
     np.testing.assert_allclose(out, np.concatenate(estimates), atol=2e-5)
-
-
-def test_signs_dithers_and_rounding_are_independent():
-    """Correlations over 2**18 draws, also at lags, within 5 standard errors."""
-    n = 2**18
-    key = oracle.stream_key(3, 1, 4, 1)
-    run = Run(0, n, 0, n, n, 1.0)
-    streams = [*reference_qcs.streams(key, run), key]
-    streams += reference_qcs.streams(key, Run(n, n + 1, 1, n, n, 1.0))
-    draws = [
-        reference.uniforms(n, n, s, torch.device("cpu")).double().numpy() / 2**24 - 0.5
-        for s in streams
-    ]
-    signs = [np.where(d >= 0, 1.0, -1.0) for d in draws]
-    both = [d * np.sqrt(12) for d in draws] + signs
-    assert all(abs(x.mean()) < 5 / np.sqrt(n) for x in both)
-    for i, j in itertools.combinations(range(len(both)), 2):
-        if j - i == len(draws):
-            continue  # the sign of the same draw
-        for lag in (0, 1, 16, 512):
-            assert abs(np.mean(both[i][lag:] * both[j][: n - lag])) < 5 / np.sqrt(n - lag), (i, j)
-    for sign in signs:  # products of neighbours, as they meet in a projection
-        for lag in (1, 2, 64, 4096):
-            assert abs(np.mean(sign[lag:] * sign[:-lag])) < 5 / np.sqrt(n - lag)
 
 
 def test_dither_is_symmetric_and_within_half():

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import io
-
 import pytest
 import torch
 from scheme_cases import EVERY, schemes
@@ -68,20 +66,6 @@ def test_clipping_is_that_of_the_clipped_gradient(name, clip):
     assert torch.equal(
         direct.decode(direct.encode(flat, seed=3)), before.decode(before.encode(clipped, seed=3))
     )
-
-
-@every_scheme
-def test_a_state_goes_on_with_its_stream(name):
-    """Through a file that holds plain data."""
-    scheme, flat, file = SCHEMES[name](seed=3), gradient(1201), io.BytesIO()
-    scheme.encode(flat)
-    torch.save(scheme.state_dict(), file)
-    file.seek(0)
-    other = SCHEMES[name](seed=3)
-    other.load_state_dict(torch.load(file, weights_only=True))
-    assert torch.equal(scheme.encode(flat), other.encode(flat))
-    with pytest.raises(ValueError, match="state: is of scheme"):
-        other.load_state_dict(scheme.state_dict() | {"scheme": "none"})
 
 
 def test_payloads_of_other_schemes_are_refused():
