@@ -6,13 +6,11 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from levels_oracles import LAWS, make_buckets, random_magnitudes
+from levels_oracles import BOTH, LAWS, make_buckets, random_magnitudes
 from optimal_levels import optimal_levels
 
 from hvd_adaptive.levels import expected_variance, sample_variance
 from hvd_adaptive.levels.optimal import best_on_grid, grid_optimum
-
-BOTH = pytest.mark.parametrize("symmetric", [True, False], ids=["symmetric", "zero-based"])
 
 
 def sample_moments(r, w, x):

@@ -1,10 +1,8 @@
 """Symbol probabilities by quadrature and Monte Carlo."""
 
-from itertools import pairwise
-
 import numpy as np
 import pytest
-from levels_oracles import LAWS
+from levels_oracles import BOTH, LAWS, integral
 from scipy import integrate, stats
 
 from hvd_adaptive.levels import (
@@ -16,8 +14,6 @@ from hvd_adaptive.levels import (
     symbol_probabilities,
 )
 
-BOTH = pytest.mark.parametrize("symmetric", [True, False], ids=["symmetric", "zero-based"])
-
 
 @BOTH
 @pytest.mark.parametrize("name", LAWS)
@@ -25,22 +21,14 @@ def test_probabilities_by_quadrature(name, symmetric):
     law = LAWS[name]
     levels = np.array([0.04 * symmetric, 0.11, 0.37, 1.0])
     table = signed_levels(levels, symmetric)
-    breaks = getattr(law, "edges", np.linspace(0, 1, 31))
-    knots = np.unique(np.concatenate([[0.0, 1.0], breaks, levels]))
-    expected = np.zeros(table.size)
-    atoms = [(0.0, float(law.cdf(0.0))), (1.0, getattr(law, "one_mass", 0.0))]
-    for j in range(table.size):
-        bump = np.eye(table.size)[j]
 
-        def chance(r, bump=bump):
-            """That +-r, either sign alike, becomes level j."""
-            return (np.interp(r, table, bump) + np.interp(-r, table, bump)) / 2
+    def chance(r, bump):
+        """That +-r, either sign alike, becomes the level where ``bump`` is 1."""
+        return (np.interp(r, table, bump) + np.interp(-r, table, bump)) / 2
 
-        expected[j] = sum(chance(r) * mass for r, mass in atoms)
-        for low, high in pairwise(knots):
-            expected[j] += integrate.quad(
-                lambda r, f=chance: f(r) * float(law.pdf(r)), low, high, epsabs=1e-13
-            )[0]
+    expected = [
+        integral(law, lambda r, bump=bump: chance(r, bump), *levels) for bump in np.eye(table.size)
+    ]
     computed = symbol_probabilities(levels, law, symmetric)
     np.testing.assert_allclose(computed, expected, rtol=1e-8, atol=1e-12)
     np.testing.assert_allclose(computed.sum(), 1.0, rtol=1e-12)
