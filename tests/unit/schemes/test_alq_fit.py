@@ -7,7 +7,7 @@ import itertools
 import numpy as np
 import pytest
 import torch
-import unit_oracles as oracle
+from exact_errors import relative_error
 from scheme_cases import PAPER
 
 from hvd_adaptive import ALQ, AMQ, NUQSGD
@@ -17,17 +17,6 @@ BUCKET = 256
 
 def gradient(n: int, seed: int = 0) -> torch.Tensor:
     return torch.from_numpy(np.random.default_rng(seed).standard_normal(n).astype(np.float32))
-
-
-def excess(flat: torch.Tensor, levels: torch.Tensor, symmetric: bool, norm: str) -> float:
-    """Variance of Eqs 1, 2 over all full buckets, divided by their squared norms; float64."""
-    buckets = flat.double().numpy()[: flat.numel() // BUCKET * BUCKET].reshape(-1, BUCKET)
-    norms = np.linalg.norm(buckets, np.inf if norm == "linf" else 2, axis=1, keepdims=True)
-    positive = levels.numpy()[levels.numpy() > 0]
-    magnitudes = positive if symmetric else np.concatenate([[0], positive])
-    lower, upper = oracle.neighbours(np.abs(buckets) / norms, magnitudes, symmetric)
-    r = np.abs(buckets) / norms
-    return float(np.sum(norms**2 * (upper - r) * (r - lower)) / np.sum(buckets**2))
 
 
 FITS = tuple(
@@ -62,7 +51,7 @@ def test_levels_after_fit(bits, symmetric, norm):
         assert bool((levels.diff() > 0).all()) and levels[0] == -1 and levels[-1] == 1
         assert torch.equal(levels, -levels.flip(0))
         assert compressor.report()["table_version"] == 1
-        was, now = (excess(flat, table, symmetric, norm) for table in (before, levels))
+        was, now = (relative_error(flat.numpy(), t, BUCKET, norm) for t in (before, levels))
         assert now <= was * 1.02, (statistics, normalized, solver, was, now)
 
 
