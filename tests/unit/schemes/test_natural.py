@@ -1,11 +1,10 @@
-"""Natural compression: unbiased rounding to powers of two, its variance, payloads."""
+"""Natural compression: each coordinate's power of two, by exact arithmetic; payloads."""
 
 from __future__ import annotations
 
 import struct
 
 import numpy as np
-import pytest
 import torch
 import unit_oracles as oracle
 from kernel_cases import heavy, vector
@@ -17,7 +16,8 @@ LARGEST = float(np.finfo(np.float32).max)
 
 
 def rounded(value: float, u: int) -> float:
-    """C_nat in exact arithmetic: up where u/2**24 is below the distance from the lower power."""
+    """C_nat in exact arithmetic: up where u/2**24 is below the distance from the lower power, so
+    that it is unbiased, of variance value**2/8 at most (at 4/3 of a power)."""
     size = abs(value)
     if size < 2.0**-126:
         lower, upper = 0.0, 2.0**-126
@@ -31,6 +31,8 @@ def rounded(value: float, u: int) -> float:
 def test_each_coordinate_is_rounded_as_its_random_integer_says():
     flat = vector(heavy, 2 * BUCKET + 77)
     flat[::9], flat[4], flat[7] = 0.0, 3e38, -1e-39
+    ends = 2.0**-126 * 0.3, -(2.0**-126) * 0.7, 2.0**-126 * 1.4, 4 / 3, 2.0**127 * 1.25, -LARGEST
+    flat[BUCKET : BUCKET + 120] = torch.tensor(ends).repeat(20)
     scheme = NaturalCompression(bucket_size=BUCKET)
     payload = scheme.encode(flat, seed=11)
     key = oracle.read_field(payload.numpy().tobytes(), "key")
@@ -40,41 +42,11 @@ def test_each_coordinate_is_rounded_as_its_random_integer_says():
     np.testing.assert_array_equal(scheme.decode(payload).numpy(), np.array(want, np.float32))
 
 
-def draws(flat: torch.Tensor, repeats: int) -> np.ndarray:
-    scheme = NaturalCompression(bucket_size=BUCKET)
-    return np.array(
-        [scheme.decode(scheme.encode(flat, seed=s)).double().numpy() for s in range(repeats)]
-    )
-
-
-@pytest.mark.parametrize(
-    ("value", "neighbours"),
-    [
-        (2.0**-126 * 0.3, (0, 2.0**-126)),
-        (-(2.0**-126) * 0.7, (0, 2.0**-126)),
-        (2.0**-126 * 1.4, (2.0**-126, 2.0**-125)),
-        (4 / 3, (1, 2)),
-        (2.0**127 * 1.25, (2.0**127, LARGEST)),
-        (-LARGEST, (2.0**127, LARGEST)),
-    ],
-)
-def test_unbiased_at_the_ends_of_the_range(value, neighbours):
-    flat = torch.full((40_000,), np.float32(value))
-    exact = float(flat[0])
-    decoded = draws(flat, 1)[0]
-    assert set(np.abs(decoded)) <= set(neighbours)
-    low, high = neighbours
-    deviation = np.sqrt((abs(exact) - low) * (high - abs(exact)) / flat.numel())
-    assert abs(decoded.mean() - exact) <= 5 * deviation + abs(exact) * 2.0**-23
-    if low == 1:  # where the bound of 1/8 is reached: squared errors of 1/9 and 4/9
-        error = np.square(decoded - exact).mean() / exact**2
-        assert abs(error - 1 / 8) < 5 * np.sqrt(2 / 81 / flat.numel()) / exact**2
-
-
 def test_powers_of_two_and_zeros_stay_as_they_are():
     powers = torch.from_numpy(2.0 ** np.arange(-126.0, 128.0)).to(torch.float32)
     flat = torch.cat([powers, -powers, torch.zeros(600), -torch.zeros(3)])
-    decoded = draws(flat, 1)[0]
+    scheme = NaturalCompression(bucket_size=BUCKET)
+    decoded = scheme.decode(scheme.encode(flat, seed=0)).double().numpy()
     np.testing.assert_array_equal(decoded, flat.double().numpy())
     assert not np.signbit(decoded[-603:]).any()
 
