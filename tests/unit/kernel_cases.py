@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -115,21 +115,6 @@ def same_bits(a: torch.Tensor, b: torch.Tensor) -> bool:
     return np.array_equal(nan_x, nan_y) and x.dtype == y.dtype and x.tobytes() == y.tobytes()
 
 
-def assert_agree(
-    encoders: Sequence[Callable[[], Sequence[torch.Tensor]]],
-    adders: Sequence[Callable[[Any, torch.Tensor], Any]],
-    count: int,
-) -> None:
-    """All encoders return the same bits; all adders add the last one's, to what is there, alike."""
-    want, *others = (encode() for encode in encoders)
-    for got in others:
-        assert all(same_bits(a, b) for a, b in zip(want, got, strict=True))
-    sums = [torch.linspace(-1, 1, count) for _ in adders]
-    for add, out in zip(adders, sums, strict=True):
-        add(got, out)
-        assert same_bits(sums[0], out)
-
-
 @contextlib.contextmanager
 def served_by(backend: str) -> Iterator[None]:
     """That backend serves tensors of every device."""
@@ -166,7 +151,7 @@ def add_alike(
     sums = [torch.linspace(-1, 1, count) for _ in range(2)]
     for one, out in zip(("reference", backend), sums, strict=True):
         with served_by(one):
-            codec.add_bodies(bodies, keys, 1 / 3, out)
+            codec.decode_bodies(bodies, keys, 1 / 3, out)
     assert same_bits(*sums)
 
 

@@ -89,12 +89,3 @@ def test_codes_beyond_the_last_are_read_inside_the_table(bits, uniform):
 def test_alphabets_out_of_range(alphabet):
     with pytest.raises(ValueError, match=f"alphabet={alphabet}: must be an integer from 2 to 256"):
         packing_of(alphabet)
-
-
-def test_numba_refuses_payloads_that_are_too_short():
-    bits = 3
-    table = kernel_table(np.linspace(0, 1, (1 << (bits - 1)) + 1)[1:], symmetric=True)
-    words = torch.zeros(packed_words(1000, bits), dtype=torch.int32)
-    for scales, codes in ((torch.ones(9), words), (torch.ones(10), words[:-1])):
-        with pytest.raises(ValueError, match="too short"):
-            cpu.decode_add([(scales, codes)], 100, table, 1.0, torch.zeros(1000))

@@ -11,12 +11,22 @@ import pytest
 import torch
 from kernel_cases import KINDS, add_alike, add_hostile_bodies_alike, agree, heavy, ordinary, vector
 
-from hvd_adaptive import ECDQ, EDEN, QCS, LinearQuantile, NaturalCompression, OneBitSGD, SparseSGD
+from hvd_adaptive import (
+    ECDQ,
+    EDEN,
+    QCS,
+    QSGD,
+    LinearQuantile,
+    NaturalCompression,
+    OneBitSGD,
+    SparseSGD,
+)
 
 ANY = (1, 7, 100, 512, 1000, 8192)
-# Those from 4, 10, 65, 250 and 256 levels are not compiled at set-up: `make ranks` runs all.
+# Some are not compiled at set-up: `make ranks` runs all.
 EVERY = "HVD_ADAPTIVE_EVERY_CASE" in os.environ
 LEVELS = (2, 3, 4, 5, 9, 17, *((10, 65, 250, 256) if EVERY else ()))
+INTERVALS = (1, 2, 3, 4, *((5,) if EVERY else ()), 7, 15, 31, 63, 127)
 VARIANCES = (1e-5, 0.0075, 0.05, 0.19, 5)  # of one, two and four classes, 383 to 1 symbols
 RANGES = ((0, 0.5, "unbiased"), (1 / 9, 1, "mmse"), (0.4, 127, "unbiased"), (0.6, 2, "unbiased"))
 
@@ -33,6 +43,7 @@ SCHEMES = {
     "natural": (NaturalCompression, ANY),
     "onebit": (partial(OneBitSGD, error_feedback=None), ANY),
     **{f"sparse-{d}": (partial(SparseSGD, density=d), ANY) for d in (0.003, 0.05, 0.4, 1.0)},
+    **{f"qsgd-{s}": (partial(QSGD, intervals=s, norm="linf"), (1000,)) for s in INTERVALS},
     **{f"quantile-{n}": (partial(LinearQuantile, levels=n), (7, 512)) for n in LEVELS},
     **{f"ecdq-{v}": (partial(ECDQ, relative_variance=v), ANY[:-1]) for v in VARIANCES},
     **{f"eden-{b}": (partial(EDEN, bits=b), (64, 128, 1024, 8192)) for b in range(1, 9)},
@@ -62,7 +73,7 @@ def test_same_bodies_and_sums_for_all_sizes(label):
 @pytest.mark.parametrize("label", SCHEMES)
 def test_same_bodies_and_sums_for_all_kinds_of_vectors(label, kind):
     make, buckets = SCHEMES[label]
-    for bucket in buckets[:-1]:
+    for bucket in buckets[:-1] or buckets:
         flat = vector(kind, 5 * min(bucket, 400) // 2 + 1)
         agree(make(bucket_size=bucket).parts.default, flat, key=2**64 - bucket)
 
@@ -79,12 +90,12 @@ def test_same_sums_of_hostile_scales_and_codes(label, at):
     add_hostile_bodies_alike(SCHEMES[label][0](bucket_size=64).parts.default, at)
 
 
-@pytest.mark.parametrize("label", ("eden-2", "qcs-0.6-2", "quantile-9"))
+@pytest.mark.parametrize("label", ("eden-2", "qcs-0.6-2", "quantile-9", "qsgd-4"))
 def test_too_short_bodies_are_refused(label):
     codec = SCHEMES[label][0](bucket_size=64).parts.default
     body = codec._body(vector(ordinary, 300), 1)
     with pytest.raises(ValueError, match="too short"):
-        codec.add_bodies([body[:-4]], [1], 1.0, torch.zeros(300))
+        codec.decode_bodies([body[:-4]], [1], 1.0, torch.zeros(300))
 
 
 @pytest.mark.parametrize("bucket", (1, 50))

@@ -29,14 +29,14 @@ def rounded(value: float, u: int) -> float:
 
 
 def test_each_coordinate_is_rounded_as_its_random_integer_says():
-    flat = vector(heavy, 2 * BUCKET + 77)
+    flat = vector(heavy, 20 * BUCKET + 77)
     flat[::9], flat[4], flat[7] = 0.0, 3e38, -1e-39
     ends = 2.0**-126 * 0.3, -(2.0**-126) * 0.7, 2.0**-126 * 1.4, 4 / 3, 2.0**127 * 1.25, -LARGEST
     flat[BUCKET : BUCKET + 120] = torch.tensor(ends).repeat(20)
     scheme = NaturalCompression(bucket_size=BUCKET)
     payload = scheme.encode(flat, seed=11)
     key = oracle.read_field(payload.numpy().tobytes(), "key")
-    sizes = (BUCKET, BUCKET, 77)
+    sizes = (*[BUCKET] * 20, 77)
     u = [x for b, n in enumerate(sizes) for x in oracle.uniform_integers(key, b, n)]
     want = [rounded(v, x) for v, x in zip(flat.tolist(), u, strict=True)]
     np.testing.assert_array_equal(scheme.decode(payload).numpy(), np.array(want, np.float32))
