@@ -89,12 +89,6 @@ def test_grid_optimum_of_a_law(symmetric):
     assert expected_variance(levels, law, symmetric) < expected_variance(rows, law, symmetric).min()
 
 
-@pytest.mark.parametrize("r", [[0.0, 0.0], [], [np.nan]])
-def test_bad_samples(r):
-    with pytest.raises(ValueError, match="r:"):
-        optimal_levels(r, 4, True)
-
-
 @pytest.mark.parametrize("count", [0, 7])
 def test_bad_counts(count):
     grid = np.linspace(0, 1, 5)

@@ -1,12 +1,11 @@
-"""Symbol probabilities by quadrature and Monte Carlo."""
+"""Symbol probabilities by quadrature."""
 
 import numpy as np
 import pytest
 from levels_oracles import BOTH, LAWS, integral
-from scipy import integrate, stats
+from scipy import integrate
 
 from hvd_adaptive.levels import (
-    Folded,
     TruncatedNormal,
     entropy_bits,
     magnitude_probabilities,
@@ -36,21 +35,6 @@ def test_probabilities_by_quadrature(name, symmetric):
     folded = magnitude_probabilities(levels, law, symmetric)
     np.testing.assert_allclose(folded.sum(), 1.0, rtol=1e-12)
     assert folded.shape == (4,)
-
-
-@BOTH
-def test_probabilities_by_monte_carlo(symmetric):
-    rng = np.random.default_rng(0)
-    law = Folded(0.0, 0.3)
-    theta = stats.truncnorm(-1 / 0.3, 1 / 0.3, 0.0, 0.3).rvs(400_000, random_state=rng)
-    levels = np.array([0.1 * symmetric, 0.2, 0.5, 1.0])
-    table = signed_levels(levels, symmetric)
-    above = np.clip(np.searchsorted(table, theta), 1, table.size - 1)
-    low, high = table[above - 1], table[above]
-    codes = above - 1 + (rng.random(theta.size) < (theta - low) / (high - low))
-    share = np.bincount(codes, minlength=table.size) / theta.size
-    expected = symbol_probabilities(levels, law, symmetric)
-    assert np.all(np.abs(share - expected) < 5 * np.sqrt(expected * (1 - expected) / theta.size))
 
 
 def test_corollary_4_needs_its_missing_term():
