@@ -31,12 +31,10 @@ def optimal_levels(
 
     r: samples in [0, 1]; weights: the same shape. grid: candidate levels, more than ``count``. A
     first programme runs on a grid drawn from the samples, a second on one that subdivides what the
-    first found. No positive sample, or too small a grid: ValueError.
+    first found.
     """
     r = np.asarray(r, dtype=np.float64).reshape(-1)
     w = np.ones_like(r) if weights is None else np.asarray(weights, float).reshape(-1)
-    if not (r > 0).any():
-        raise ValueError("r: must have a positive sample")
     histogram = Histogram.from_samples(r, w)
     levels = grid_optimum(histogram, count, symmetric, grid, _SampleMoments(r, w))
     return Optimum(levels, sample_variance(levels, r, symmetric, w))

@@ -124,6 +124,7 @@ def full_precision(data: bytes, dtype: int) -> np.ndarray:
 
 
 def checksum(payload: bytes) -> int:
+    """Of a whole payload: its header without the checksum seeds the sum of the other words."""
     seed = zlib.crc32(payload[:12] + bytes(4) + payload[16:96])
     return word_checksum(np.frombuffer(payload[96:], "<u4").tolist(), seed)
 
@@ -529,17 +530,18 @@ def stream(*numbers: int) -> int:
     return key
 
 
+def hashed(numbers: np.ndarray, key: int, bucket: int) -> np.ndarray:
+    """32 bits for each of a bucket's numbers (uint64)."""
+    own = mix(key + (bucket + 1) * GOLDEN & M64)
+    h = (numbers * 0x9E3779B1 + (own & M32)) & M32
+    h = (h ^ h >> 16) * 0x85EBCA6B & M32
+    h = (h + (own >> 32)) & M32
+    return (h ^ h >> 13) * 0xC2B2AE35 & M32
+
+
 def integers(key: int, bucket: int, count: int) -> np.ndarray:
     """Those of a bucket's coordinates, below 2**24."""
-    own = mix(key + (bucket + 1) * GOLDEN & M64)
-    out = []
-    for j in range(count):
-        h = (j * 0x9E3779B1 + own) & M32
-        h = (h ^ h >> 16) * 0x85EBCA6B & M32
-        h = (h + (own >> 32)) & M32
-        h = (h ^ h >> 13) * 0xC2B2AE35 & M32
-        out.append(h >> 8)
-    return np.array(out)
+    return (hashed(np.arange(count, dtype=np.uint64), key, bucket) >> 8).astype(np.int64)
 
 
 def all_integers(key: int, size: int, count: int) -> np.ndarray:
@@ -624,15 +626,8 @@ def qcs_weight(order: int, rows: int, known: Known) -> float:
 
 def hashed_signs(key: int, bucket: int, count: int) -> np.ndarray:
     """EDEN's signs of a bucket: a hash has those of 32 coordinates."""
-    own = mix(key + (bucket + 1) * GOLDEN & M64)
-    signs = []
-    for j in range(count):
-        h = ((j // 4096 * 128 + j % 128) * 0x9E3779B1 + own) & M32
-        h = (h ^ h >> 16) * 0x85EBCA6B & M32
-        h = (h + (own >> 32)) & M32
-        h = (h ^ h >> 13) * 0xC2B2AE35 & M32
-        signs.append(1 - 2 * (h >> j // 128 % 32 & 1))
-    return np.array(signs, np.float64)
+    j = np.arange(count, dtype=np.uint64)
+    return 1.0 - 2.0 * (hashed(j // 4096 * 128 + j % 128, key, bucket) >> j // 128 % 32 & 1)
 
 
 def unmixed(y: np.ndarray) -> np.ndarray:

@@ -46,6 +46,8 @@ def known_of(given: Any) -> wire.Known:
         found["numbers"] = NUMBERS[codec.variant]
     if codec.name == "ecdq":
         found["probabilities"] = codec.code.probabilities
+    if codec.name == "eden":
+        found |= {"levels": codec.levels, "share": min(codec.bits, 1.0)}
     return wire.Known(**found)
 
 

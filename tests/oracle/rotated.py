@@ -12,23 +12,9 @@ from collections.abc import Sequence
 from statistics import NormalDist
 
 import numpy as np
+from wire_decoder import hashed_signs, stream, walsh
 
-M32, M64 = (1 << 32) - 1, (1 << 64) - 1
-GOLDEN = 0x9E3779B97F4A7C15
 OWN, AGAIN, SHARED = 3, 4, 2**63 + 48
-
-
-def mix(x: int) -> int:
-    x = (x ^ x >> 30) * 0xBF58476D1CE4E5B9 & M64
-    x = (x ^ x >> 27) * 0x94D049BB133111EB & M64
-    return x ^ x >> 31
-
-
-def stream(*numbers: int) -> int:
-    key = mix(GOLDEN)
-    for number in (*numbers, *[0] * (4 - len(numbers))):
-        key = mix(key + number * GOLDEN + 1 & M64)
-    return key
 
 
 @functools.cache
@@ -54,42 +40,23 @@ def lost(bits: int) -> float:
     return (1 - kept) / kept
 
 
-def signs(key: int, bucket: int, count: int) -> np.ndarray:
-    own, j = mix(key + (bucket + 1) * GOLDEN & M64), np.arange(count, dtype=np.uint64)
-    h = ((j // 4096 * 128 + j % 128) * 0x9E3779B1 + (own & M32)) & M32
-    h = (h ^ h >> 16) * 0x85EBCA6B & M32
-    h = (h + (own >> 32)) & M32
-    h = (h ^ h >> 13) * 0xC2B2AE35 & M32
-    return 1.0 - 2.0 * (h >> j // 128 % 32 & 1)
-
-
-def walsh(y: np.ndarray) -> np.ndarray:
-    """Sylvester's matrix over the root of its order, times y."""
-    half = 1
-    while half < y.size:
-        a, b = y.reshape(-1, 2, half).swapaxes(0, 1)
-        y = np.stack([a + b, a - b], axis=1).reshape(-1)
-        half *= 2
-    return y / math.sqrt(y.size)
-
-
 def estimate(x: np.ndarray, bits: float, size: int, shared: int, key: int) -> np.ndarray:
     """What x becomes, bucket by bucket; x.size is a multiple of ``size``, a power of two.
 
     With a fraction of a bit, so many of the first rotated coordinates have one bit.
     """
     kept, bits = int(size * min(bits, 1)), max(1, int(bits))
-    streams = [shared, *([stream(shared, AGAIN)] if bits > 4 else []), stream(key, OWN)]
+    streams = [shared, *([stream(shared, AGAIN, 0, 0)] if bits > 4 else []), stream(key, OWN, 0, 0)]
     table, out = levels(bits), []
     for bucket, own in enumerate(x.reshape(-1, size).astype(np.float64)):
-        flips, y = [signs(each, bucket, size) for each in streams], own
+        flips, y = [hashed_signs(each, bucket, size) for each in streams], own
         for flip in flips:
-            y = walsh(y * flip)
+            y = walsh(y * flip) / math.sqrt(size)
         nearest = np.abs(y[:, None] / np.sqrt(y @ y / size) - table).argmin(axis=1)
         q = table[nearest] * (np.arange(size) < kept)
         back = q * (y @ y) / (y @ q)
         for flip in reversed(flips):
-            back = walsh(back) * flip
+            back = walsh(back) * flip / math.sqrt(size)
         out.append(back)
     return np.concatenate(out)
 
@@ -110,9 +77,9 @@ def average(
     parts = []
     for owner, chunks in enumerate(zip(*(np.split(v, ranks) for v in vectors), strict=True)):
         sent = [
-            estimate(v, bits, size, shared, stream(k, owner, 0))
+            estimate(v, bits, size, shared, stream(k, owner, 0, 0))
             for v, k in zip(chunks, keys, strict=True)
         ]
-        key = stream(keys[owner], owner, 1)
+        key = stream(keys[owner], owner, 1, 0)
         parts.append(estimate(np.mean(sent, axis=0), second, size, shared, key))
     return np.concatenate(parts)

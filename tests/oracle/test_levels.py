@@ -82,22 +82,6 @@ def test_quantiles(v, count, clip):
 
 
 @settings(max_examples=40)
-@given(vectors, st.sampled_from(["float32", "float16"]))
-def test_levels_in_float16_cover_the_bucket(v, kind):
-    """The least is rounded down, the largest up, the others by less than a part in 1,000."""
-    exact, codec = (
-        LinearQuantile(keep_zeros=False, levels=9, bucket_size=SIZE),
-        LinearQuantile(keep_zeros=False, levels=9, bucket_size=SIZE, level_dtype=kind),
-    )
-    for (levels, part), (right, _) in zip(
-        levels_and_buckets(codec, v), levels_and_buckets(exact, v), strict=True
-    ):
-        assert levels[0] <= part[0] and levels[-1] >= part[-1]
-        size = 1e-3 * np.abs(part).max()
-        np.testing.assert_allclose(levels, right, rtol=0, atol=size if kind == "float16" else 0)
-
-
-@settings(max_examples=40)
 @given(vectors, clips)
 def test_bingrad_is_within_a_percent_of_the_best(v, clip):
     """Eq. 15: of all levels -b, b the least squared error, looked for on a fine grid."""

@@ -56,21 +56,24 @@ def overwritten(laws, rng):
     return np.mean(drawn, axis=0)
 
 
+def mean_of_sides(laws, up) -> np.ndarray:
+    """The mean of laws' upper values where ``up`` says so of a law, else of their lower ones."""
+    return np.mean([np.where(up(law), law.high, law.low) for law in laws], axis=0)
+
+
+def chance(law) -> np.ndarray:
+    return (law.mean - law.low) / (law.high - law.low)
+
+
 def shared_numbers(laws, rng):
     """All ranks round by the same random numbers."""
     u = rng.random(COUNT)
-    up = [u < (law.mean - law.low) / (law.high - law.low) for law in laws]
-    return np.mean(
-        [np.where(x, law.high, law.low) for x, law in zip(up, laws, strict=True)], axis=0
-    )
+    return mean_of_sides(laws, lambda law: u < chance(law))
 
 
 def nearest(laws, rng):
     """Rounding to the nearest level, which is biased."""
-    up = [law.mean - law.low > law.high - law.mean for law in laws]
-    return np.mean(
-        [np.where(x, law.high, law.low) for x, law in zip(up, laws, strict=True)], axis=0
-    )
+    return mean_of_sides(laws, lambda law: law.mean - law.low > law.high - law.mean)
 
 
 def forgotten(laws, rng):
@@ -80,10 +83,7 @@ def forgotten(laws, rng):
 
 def leaning(laws, rng):
     """Up a tenth of the gap too often."""
-    up = [rng.random(COUNT) < (law.mean - law.low) / (law.high - law.low) + 0.1 for law in laws]
-    return np.mean(
-        [np.where(x, law.high, law.low) for x, law in zip(up, laws, strict=True)], axis=0
-    )
+    return mean_of_sides(laws, lambda law: rng.random(COUNT) < chance(law) + 0.1)
 
 
 PLANTED = {

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import ast
 import functools
 import re
 from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
 import pytest
+from imported_names import imported
 
 import hvd_adaptive
 
@@ -26,28 +26,17 @@ def modules() -> dict[str, Path]:
     return found
 
 
-@functools.cache
-def names_in(path: Path) -> list[str]:
-    """What a file imports, at any time: in functions and for type checkers, too."""
-    found = []
-    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
-        if isinstance(node, ast.Import):
-            found += [alias.name for alias in node.names]
-        elif isinstance(node, ast.ImportFrom) and node.module:
-            found += [f"{node.module}.{alias.name}" for alias in node.names]
-    return found
-
-
 def imports(path: Path, known: dict[str, Path]) -> set[str]:
     """Modules of the package that a file imports."""
     found = set()
-    for name in names_in(path):
+    for name in imported(path):
         while name and name not in known:
             name = name.rpartition(".")[0]
         found.add(name)
     return found - {""}
 
 
+@functools.cache
 def graph() -> dict[str, set[str]]:
     known = modules()
     return {name: imports(path, known) - {name} for name, path in known.items()}
@@ -89,11 +78,30 @@ def test_modules_import_only_what_is_above_them_in_the_table():
     assert wrong == []
 
 
+def test_kernels_stand_below_coding_and_levels():
+    below = {name: {"base", "settings"} for name in ("kernels", "coding")} | {"levels": set()}
+    below["coding"] |= {"kernels"}
+    for package, allowed in below.items():
+        own = [others for name, others in graph().items() if name.split(".")[1:2] == [package]]
+        found = {other.split(".")[1] for others in own for other in others if "." in other}
+        assert found - {package} <= allowed
+
+
+def test_backends_import_no_other_backend():
+    """The registry loads backends by name; files that they share import none of them."""
+    for name, others in graph().items():
+        parts = name.split(".")
+        if parts[1:2] == ["kernels"] and parts[-1] != "__main__":
+            backends = {o.split(".")[2] for o in others if o.startswith("hvd_adaptive.kernels.")}
+            backends &= {"numba", "reference", "triton"}
+            assert backends <= set(parts[2:3]), name
+
+
 def test_horovod_and_mpi_are_imported_where_the_page_says():
     found = {
         str(path.relative_to(PACKAGE))
         for path in PACKAGE.rglob("*.py")
-        if any(name.split(".")[0] in ("horovod", "mpi4py") for name in names_in(path))
+        if any(name.split(".")[0] in ("horovod", "mpi4py") for name in imported(path))
     }
     ranks = {path for path in found if path.startswith("tools/") and path.endswith("/worker.py")}
     assert found == HOROVOD | ranks and len(ranks) == 3

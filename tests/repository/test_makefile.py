@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ast
 import configparser
 import importlib.metadata
 import re
@@ -11,6 +10,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from imported_names import imported
 
 ROOT = Path(__file__).resolve().parents[2]
 EXAMPLES = ROOT / "examples"
@@ -51,22 +51,11 @@ def test_each_step_prints_its_name_and_seconds(tmp_path):
         assert f"== {name}: $(($(date +%s) - begin)) s" in commands("demo", tmp_path)
 
 
-def imported(path: Path) -> set[str]:
-    """Top-level modules that a script imports, also in its functions."""
-    found = set()
-    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
-        if isinstance(node, ast.Import):
-            found |= {name.name.partition(".")[0] for name in node.names}
-        elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
-            found.add(node.module.partition(".")[0])
-    return found
-
-
 def test_the_demos_imports_are_installed():
     """Each distribution that its scripts import is among the requirements."""
     scripts, found = ["mnist"], set[str]()
     for script in scripts:
-        names = imported(EXAMPLES / f"{script}.py")
+        names = {n.partition(".")[0] for n in imported(EXAMPLES / f"{script}.py")} - {""}
         scripts += [n for n in names if (EXAMPLES / f"{n}.py").is_file() and n not in scripts]
         found |= names
     assert {"mnist_demo", "compression", "lenet", "plots", "progress"} <= set(scripts)

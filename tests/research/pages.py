@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import re
+import sys
 from pathlib import Path
 
 import pytest
-from script_runs import png_size
+from script_runs import ROOT, png_size, run
 
 
 def check_figures(page: str, images: Path, figures: set[str], least: int = 5_000) -> None:
@@ -16,6 +17,22 @@ def check_figures(page: str, images: Path, figures: set[str], least: int = 5_000
         assert min(png_size(path)) >= 300
         assert least < path.stat().st_size < 120_000
         assert f"(images/{path.name})" in page
+
+
+def command_of(paper: str) -> list[str]:
+    """The script of a paper, whose page, figures and runs go to the working folder."""
+    places = f"--output-dir runs --figures docs/images --page docs/{paper}.md"
+    return [sys.executable, str(ROOT / "research" / f"{paper}_paper.py"), *places.split()]
+
+
+def made(folder: Path, command: list[str], figures: set[str]) -> str:
+    """The page that a command writes into a folder, with its figures."""
+    done = run(command, folder, 300)
+    assert done.returncode == 0, done.stdout
+    (written,) = (folder / "docs").glob("*.md")
+    page = written.read_text()
+    check_figures(page, folder / "docs/images", figures)
+    return page
 
 
 def verdicts_of(page: str) -> list[tuple[str, str]]:

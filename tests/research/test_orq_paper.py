@@ -3,32 +3,24 @@
 from __future__ import annotations
 
 import math
-import shlex
 import sys
 from pathlib import Path
 
 import pytest
 import torch
-from pages import check_figures, look_up, verdicts_of
-from script_runs import ROOT, run
+from pages import command_of, look_up, made, verdicts_of
 
 pytest.importorskip("mlxtend")
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(330)]
 
 FIGURES = {"orq_histograms", "orq_error", "orq_accuracy", "orq_buckets"}
-FLAGS = shlex.split(
-    "--output-dir runs --figures docs/images --page docs/orq.md --seeds 1 --steps 1"
-)
-FLAGS += shlex.split("--buckets 2048 --solver-seeds 1 --validation 20")
+FLAGS = ["--seeds", "1", "--steps", "1", "--buckets", "2048"]
+FLAGS += ["--solver-seeds", "1", "--validation", "20"]
 
 
 @pytest.mark.thorough
 def test_end_to_end_and_resumed(tmp_path, monkeypatch):
-    done = run([sys.executable, str(ROOT / "research" / "orq_paper.py"), *FLAGS], tmp_path, 300)
-    assert done.returncode == 0, done.stdout
-    page = (tmp_path / "docs/orq.md").read_text()
-    check_figures(page, tmp_path / "docs/images", FIGURES)
-    words = verdicts_of(page)
+    words = verdicts_of(made(tmp_path, [*command_of("orq"), *FLAGS], FIGURES))
     # One seed decides nothing; the two claims on bytes are computed.
     assert len(words) == 45 and sum(word != "Not decided" for word, _ in words) == 2
     assert {how for word, how in words if word != "Not decided"} == {"computed"}
@@ -37,17 +29,11 @@ def test_end_to_end_and_resumed(tmp_path, monkeypatch):
     # Fig. 1's, errors and solvers of a trajectory; full precision, 12 methods, 4 at Table 4's
     # bucket size, with and without 2 clipping factors; full precision and 6 methods on 4 workers.
     assert len(stamps) == 3 + 1 + 12 + 4 * 3 + 7
-    removed, foreign = (
-        path
-        for path in stamps
-        if path.stem.startswith("ORQ-9-2048d") or path.stem.startswith("errors")
-    )
+    removed, foreign = (p for p in stamps if p.stem.startswith(("ORQ-9-2048d", "errors")))
     removed.unlink()
     foreign.write_text(foreign.read_text().replace('"rate": 0.01', '"rate": 0.02'))
-    assert {job.path(tmp_path / "runs") for job in missing(tmp_path, monkeypatch)} == {
-        removed,
-        foreign,
-    }
+    found = {job.path(tmp_path / "runs") for job in missing(tmp_path, monkeypatch)}
+    assert found == {removed, foreign}
 
 
 def missing(cwd: Path, monkeypatch: pytest.MonkeyPatch) -> list:
@@ -57,7 +43,7 @@ def missing(cwd: Path, monkeypatch: pytest.MonkeyPatch) -> list:
 
     jobs = []
     monkeypatch.chdir(cwd)
-    monkeypatch.setattr(sys, "argv", ["orq_paper.py", *FLAGS])
+    monkeypatch.setattr(sys, "argv", [*command_of("orq"), *FLAGS][1:])
     monkeypatch.setattr(missing_runs.signal, "signal", lambda *_: None)
     monkeypatch.setattr(missing_runs.torch, "set_num_threads", lambda _: None)
     monkeypatch.setattr(missing_runs, "execute", lambda found, *_: jobs.extend(found) or ["told"])

@@ -5,12 +5,11 @@ from __future__ import annotations
 import itertools
 import math
 import shlex
-import sys
 
 import pytest
 import torch
-from pages import check_figures, look_up, verdicts_of
-from script_runs import ROOT, run
+from pages import command_of, look_up, made, verdicts_of
+from script_runs import run
 
 pytest.importorskip("mlxtend")
 pytest.importorskip("sklearn")
@@ -18,20 +17,13 @@ pytestmark = [pytest.mark.integration, pytest.mark.timeout(330)]
 
 FIGURES = {"qcs_regression", "qcs_variance", "qcs_error", "qcs_workers", "qcs_convergence"}
 # Each alphabet that the package does not compile at set-up costs seconds here: so one gain.
-FLAGS = shlex.split(
-    "--output-dir runs --figures docs/images --page docs/qcs.md --seeds 1 --steps 2"
-)
-FLAGS += shlex.split("--workers 1 --repeats 2 --regression-steps 20 --gains 21 --intervals 1")
+FLAGS = shlex.split("--workers 1 --repeats 2 --regression-steps 20 --gains 21 --intervals 1")
 
 
 @pytest.mark.thorough
 def test_end_to_end_and_resumed(tmp_path, monkeypatch):
-    command = [sys.executable, str(ROOT / "research" / "qcs_paper.py"), *FLAGS]
-    done = run(command, tmp_path, 300)
-    assert done.returncode == 0, done.stdout
-    page = (tmp_path / "docs/qcs.md").read_text()
-    check_figures(page, tmp_path / "docs/images", FIGURES)
-    words = verdicts_of(page)
+    command = [*command_of("qcs"), "--seeds", "1", "--steps", "2", *FLAGS]
+    words = verdicts_of(made(tmp_path, command, FIGURES))
     # Two regressions and one seed decide nothing; a claim on bounds is computed.
     assert len(words) == 22 and [word for word, how in words if how == "computed"] == ["Holds"]
     assert sum(word == "Not decided" for word, _ in words) == 21
@@ -73,24 +65,6 @@ def test_fixed_length_gain_counts_codes_and_scale():
         )
     # Codes of three levels never reach 21, whatever the bucket.
     assert qsgd_gain(10**9, 1) < 21
-
-
-def test_gain_21_of_qcs_by_brute_force():
-    from qcs_gain import GAIN, ORDER, REGRESSION
-
-    from hvd_adaptive.schemes.qcs import variance_bound
-
-    codec = REGRESSION["QCS"]().parts.default
-    pairs = [
-        (k, q)
-        for k in range(1, ORDER + 1)
-        for q in (0.5, *range(1, 128))
-        if 32 + k * math.log2(2 * q + 1) <= 32 * ORDER / GAIN
-    ]
-    best = min(variance_bound(ORDER, k, q) for k, q in pairs)
-    assert codec.gamma == pytest.approx(best, rel=1e-12)
-    bits = 32 + codec.measurements * math.log2(2 * codec.quantizer_range + 1)
-    assert codec.compression_gain == pytest.approx(32 * ORDER / bits) and 32 * ORDER / bits >= GAIN
 
 
 def test_sparse_density_is_the_largest_that_reaches_the_gain():

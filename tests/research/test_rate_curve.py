@@ -26,18 +26,8 @@ def test_end_to_end_and_kept(tmp_path, monkeypatch):
     monkeypatch.setattr(rate_curve, "FAMILIES", few)
     monkeypatch.setattr(rate_bound, "COORDINATES", 1 << 16)
     page = tmp_path / "docs" / "rate.md"
-    arguments = [
-        "--stages",
-        "0",
-        "--draws",
-        "8",
-        "--coordinates",
-        "50000",
-        "--folder",
-        str(tmp_path / "runs"),
-        "--page",
-        str(page),
-    ]
+    arguments = ["--folder", str(tmp_path / "runs"), "--page", str(page)]
+    arguments += ["--stages", "0", "--draws", "8", "--coordinates", "50000"]
     rate_curve.main(arguments)
     text = page.read_text(encoding="utf-8")
     assert "**Holds** (p" in text and "to 8 bits, on these gradients" in text

@@ -175,16 +175,6 @@ def test_command_refuses_at_once(changed, message, capsys, ranks):
     assert ranks.given is None
 
 
-def test_help_fits_80_columns(capsys, monkeypatch):
-    monkeypatch.setenv("COLUMNS", "80")
-    with pytest.raises(SystemExit):
-        main(["plan", "--help"])
-    told = capsys.readouterr().out
-    assert max(map(len, told.splitlines())) <= 80
-    options = set(re.findall(r"^  (--[\w-]+)", told, re.MULTILINE))
-    assert options >= {"--ranks", "--bandwidth", "--methods"} and "--constants" not in told
-
-
 @pytest.mark.parametrize(
     ("output", "remedy"),
     [

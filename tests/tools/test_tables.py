@@ -1,8 +1,10 @@
-"""Tables in terminals of 80 and 120 columns."""
+"""Tables in terminals of 80 and 120 columns; help of all commands."""
 
 from __future__ import annotations
 
+import argparse
 import dataclasses
+from collections.abc import Iterator
 from types import SimpleNamespace
 
 import pytest
@@ -12,6 +14,7 @@ from hvd_adaptive.tools import output
 from hvd_adaptive.tools.bench import command as bench
 from hvd_adaptive.tools.bench.codec import Options
 from hvd_adaptive.tools.bench.worker import REPORTED
+from hvd_adaptive.tools.cli import make_parser
 from hvd_adaptive.tools.output import Column, fitting, make_table
 from hvd_adaptive.tools.plan.model import Job, advise, predict, show
 from hvd_adaptive.tools.schemes import command as schemes
@@ -115,3 +118,22 @@ def test_width_of_what_is_no_terminal(monkeypatch):
     assert output.console().width == 80
     monkeypatch.setenv("COLUMNS", "wide")
     assert output.console().width == output.WIDTH
+
+
+def parsers(parser: argparse.ArgumentParser) -> Iterator[argparse.ArgumentParser]:
+    """A parser and those of its subcommands."""
+    yield parser
+    for action in parser._actions:
+        if isinstance(action, argparse._SubParsersAction):
+            for own in action.choices.values():
+                yield from parsers(own)
+
+
+@pytest.mark.parametrize("parser", list(parsers(make_parser())), ids=lambda parser: parser.prog)
+def test_help_fits_and_describes_every_option(parser, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "80")
+    lines = parser.format_help().splitlines()
+    assert max(map(len, lines)) <= 80, [line for line in lines if len(line) > 80]
+    assert parser.prog == "hvd-adaptive" or parser.description
+    for action in parser._actions:
+        assert action.help or isinstance(action, argparse._SubParsersAction), action.option_strings

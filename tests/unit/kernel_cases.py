@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterator, Sequence
+from typing import Any
+
 import numpy as np
+import pytest
 import scipy.linalg
 import torch
 
+from hvd_adaptive import kernels
 from hvd_adaptive.kernels import hadamard
 from hvd_adaptive.kernels.tables import kernel_table
 
@@ -115,3 +121,50 @@ def hadamard_matrix(order: int) -> np.ndarray:
     """Sylvester's matrix times a base, as kernels/hadamard.py says."""
     base = hadamard.base_order(order)
     return np.kron(scipy.linalg.hadamard(order // base, np.int8), hadamard.base(base))
+
+
+@contextlib.contextmanager
+def served_by(backend: str) -> Iterator[None]:
+    """That backend serves tensors of every device."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(kernels, "_backend", lambda *_: backend)
+        yield
+
+
+def agree(codec: Any, flat: torch.Tensor, key: int, backend: str = "numba") -> None:
+    """The backend makes the reference's bodies, with two keys, and their sum."""
+    keys = key, key ^ 5
+    made: list[list[torch.Tensor]] = []
+    for one in ("reference", backend):
+        made.append([])
+        for own in keys:
+            body = torch.full((codec.body_bytes(flat.numel()),), 0x55, dtype=torch.uint8)
+            with served_by(one):
+                size = codec.encode_body(flat, body, own)
+            if isinstance(size, int):  # up to 7 zeros follow a body whose length varies
+                body = torch.cat([body[:size], body.new_zeros(-size % 8)])
+            made[-1].append(body)
+    assert all(map(torch.equal, *made))
+    add_alike(codec, made[0], keys, flat.numel(), backend)
+
+
+def add_alike(
+    codec: Any,
+    bodies: Sequence[torch.Tensor],
+    keys: Sequence[int],
+    count: int,
+    backend: str = "numba",
+) -> None:
+    """The backend adds the bodies to what is there as the reference does."""
+    sums = [torch.linspace(-1, 1, count) for _ in range(2)]
+    for one, out in zip(("reference", backend), sums, strict=True):
+        with served_by(one):
+            codec.decode_bodies(bodies, keys, 1 / 3, out)
+    assert same_bits(*sums)
+
+
+def add_hostile_bodies_alike(codec: Any, at: int, backend: str = "numba") -> None:
+    """Of buckets of 64, with the highest codes and with any scales, from byte ``at`` on."""
+    body = torch.full((codec.body_bytes(300),), 255, dtype=torch.uint8)
+    body[at : at + 20].view(torch.float32)[:] = torch.tensor([np.nan, np.inf, -1.0, 3e38, 0.0])
+    add_alike(codec, [body], [1], 300, backend)

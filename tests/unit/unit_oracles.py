@@ -9,12 +9,13 @@ import re
 import struct
 
 import numpy as np
+import torch
 from wire_decoder import GOLDEN, HEADER, M32, NAMES, checksum, integers, packing, word_checksum
 from wire_decoder import mix as mix64
 from wire_decoder import stream as stream_key
 from wire_decoder import words_of as word_count
 
-__all__ = ["GOLDEN", "mix64", "stream_key", "word_checksum", "word_count"]
+__all__ = ["GOLDEN", "checksum", "mix64", "stream_key", "word_checksum", "word_count"]
 
 KINDS = re.findall(r"\d*[a-zA-Z]", HEADER.format)
 # name -> (byte offset, struct format) of every header field
@@ -86,6 +87,25 @@ def forge(payload: bytes, **fields: int | bytes) -> bytes:
     if len(data) % 4 == 0 and "checksum" not in fields:
         struct.pack_into("<I", data, 12, checksum(bytes(data)))
     return bytes(data)
+
+
+def omega(k: int) -> str:
+    """Elias's recursive code of k >= 1: groups of digits, the recursion from the front, then 0."""
+
+    def groups(k: int) -> str:
+        return "" if k == 1 else groups(len(f"{k:b}") - 1) + f"{k:b}"
+
+    return groups(k) + "0"
+
+
+def received(payload: bytes) -> torch.Tensor:
+    """As it arrives: a tensor of bytes."""
+    return torch.from_numpy(np.frombuffer(payload, np.uint8).copy())
+
+
+def forged(payload: bytes, **fields: int | bytes) -> torch.Tensor:
+    """A forgery as it arrives."""
+    return received(forge(payload, **fields))
 
 
 def signed_levels(magnitudes: np.ndarray, symmetric: bool) -> np.ndarray:

@@ -1,16 +1,30 @@
-"""What is found of torch, MPI, CUDA and NCCL."""
+"""What is found of torch, MPI, CUDA and NCCL; the compiler wrapper, command and key that follow."""
 
 from __future__ import annotations
 
 import os
+import shlex
+import shutil
+import subprocess
+import sysconfig
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 
-from hvd_adaptive.tools.install import environment
+from hvd_adaptive.tools.install import environment, preflight, recipe
 from hvd_adaptive.tools.install.diagnose import MISSING, InstallError
-from hvd_adaptive.tools.install.environment import Mpi, Torch, find_gpu, find_mpi, find_torch
+from hvd_adaptive.tools.install.environment import (
+    Gpu,
+    Mpi,
+    Options,
+    Torch,
+    find_gpu,
+    find_mpi,
+    find_torch,
+)
+from hvd_adaptive.tools.install.recipe import build_key, make_plan, wrapper_script
 
 NVCC = "#!/bin/sh\necho release 12.4, V12.4.1\n"
 
@@ -105,3 +119,118 @@ def test_find_torch(monkeypatch):
     with pytest.raises(InstallError, match="torch is not installed") as raised:
         find_torch()
     assert raised.value.exit_code == MISSING
+
+
+NCCL = Gpu("", Path("/cuda"), "12.4", (Path("/n/include"), Path("/n/lib/libnccl.so.2")))
+
+
+@pytest.fixture
+def wrapped(file):
+    """What the wrapper passes to the real compiler, here a script that prints its arguments."""
+    real = file("a compiler", '#!/bin/sh\nprintf "%s\\n" "$@"\n')
+
+    def run(facts, given: str) -> str:
+        wrapper = file("cxx", wrapper_script(facts, [str(real), "-first"]))
+        command = [wrapper, *shlex.split(given)]
+        done = subprocess.run(command, capture_output=True, text=True, check=True)
+        return shlex.join(done.stdout.splitlines())
+
+    return run
+
+
+def test_wrapper_sets_standard_and_debugging_last(facts, wrapped, monkeypatch):
+    monkeypatch.delenv("HOROVOD_DEBUG", raising=False)
+    given = "-g -std=gnu++14 '-DNAME=a b' -c x.cc -o 'x y.o'"
+    assert wrapped(facts, given) == f"-first {given} -std=c++20 -g0"
+    older = replace(facts, torch=replace(facts.torch, standard=17))
+    assert wrapped(older, given) == f"-first {given} -std=c++17 -g0"
+    monkeypatch.setenv("HOROVOD_DEBUG", "1")
+    assert wrapped(facts, given) == f"-first {given} -std=c++20"
+
+
+def test_wrapper_leaves_nvcc_passes_alone(facts, wrapped):
+    for macro in ("-D__CUDA_ARCH_LIST__=800", "-D__CUDA_ARCH__=800", "-D__CUDACC__"):
+        given = f"-std=c++17 {macro} -E x.cu"
+        assert wrapped(facts, given) == f"-first {given}"
+
+
+def test_wrapper_puts_the_environments_libraries_first(facts, wrapped):
+    given = "-shared -Wl,-rpath,/built/here -o x.so"
+    assert wrapped(facts, given).startswith(f"-first '-Wl,-rpath,{facts.mpi.library}' {given} ")
+    assert "rpath" not in wrapped(facts, "-o program")
+    assert wrapped(replace(facts, mpi=None), given).startswith(f"-first {given}")
+
+
+@pytest.mark.skipif(not preflight.find_compiler(), reason="no C++ compiler")
+def test_wrapper_with_the_real_compiler(facts, file, tmp_path):
+    compiler = preflight.find_compiler()
+    wrapper = file("cxx", wrapper_script(facts, compiler))
+    source = file("x.cc", "static_assert(__cplusplus > 201703L);\n")
+    arguments = ["-g", "-std=c++14", "-c", str(source), "-o", str(tmp_path / "x.o")]
+    assert subprocess.run([*compiler, *arguments], capture_output=True).returncode != 0
+    assert subprocess.run([wrapper, *arguments]).returncode == 0
+    assert b".debug_info" not in (tmp_path / "x.o").read_bytes()
+
+
+def test_key_changes_with_all_that_changes_the_wheel(facts, tmp_path, monkeypatch):
+    mpi, torch = facts.mpi, facts.torch
+    others = [
+        replace(facts, options=Options(version="0.28.2")),
+        replace(facts, options=Options(gloo=False)),
+        replace(facts, mpi=None),
+        replace(facts, mpi=replace(mpi, name="Open MPI 4.1.6")),
+        replace(facts, mpi=replace(mpi, compiler=Path("/m/bin/mpicxx"))),
+        replace(facts, torch=replace(torch, version="2.12.0")),
+        replace(facts, torch=replace(torch, standard=17)),
+        replace(facts, cpu=("avx",)),
+        replace(facts, gpu=replace(NCCL, nccl=None)),
+        replace(facts, gpu=NCCL),
+    ]
+    same = replace(facts, options=Options(jobs=1, rebuild=True, wheel_dir=tmp_path))
+    keys = {build_key(one) for one in (facts, same, *others)}
+    for name in ("CXXFLAGS", "HOROVOD_BUILD_ARCH_FLAGS"):
+        monkeypatch.setenv(name, "-mavx")
+        keys.add(build_key(facts))
+    assert len(keys) == 1 + len(others) + 2
+
+
+@pytest.mark.usefixtures("tools")
+def test_make_plan_builds_stock_horovod_from_its_sdist(facts, monkeypatch):
+    dropped = {"MAKEFLAGS", "HOROVOD_WITH_TENSORFLOW", "HOROVOD_GPU_OPERATIONS", "CMAKE_GENERATOR"}
+    for name in (*dropped, "HOROVOD_CPU_OPERATIONS"):
+        monkeypatch.setenv(name, "MPI")
+    plan = make_plan(replace(facts, options=Options(jobs=3)), Path("/place"))
+    assert plan.command[-1] == "horovod==0.28.1"
+    assert {"--no-build-isolation", "--no-deps", "--no-cache-dir"} <= set(plan.command)
+    assert plan.command[plan.command.index("--no-binary") + 1] == "horovod"
+    assert dropped <= set(plan.removed)
+    assert not {"HOROVOD_CPU_OPERATIONS", "PATH", "HOME"} & set(plan.removed)
+    wanted = ("WITH_PYTORCH", "WITH_MPI", "WITH_GLOO", "WITHOUT_TENSORFLOW", "WITHOUT_MXNET")
+    expected = {f"HOROVOD_{name}": "1" for name in wanted}
+    expected |= {"MAKEFLAGS": "-j3", "HOROVOD_CMAKE": "/bin/cmake", "CXX": "/place/cxx"}
+    assert expected.items() <= plan.environment.items()
+    assert plan.environment["MPI_HOME"] == str(facts.mpi.compiler.parent.parent)
+    assert plan.environment["PATH"].startswith(f"{sysconfig.get_path('scripts')}:")
+
+
+@pytest.mark.usefixtures("tools")
+def test_make_plan_without_mpi_and_with_nccl(facts):
+    settings = make_plan(replace(facts, mpi=None, gpu=NCCL), Path("/place")).environment
+    assert not {"HOROVOD_WITH_MPI", "MPI_HOME"} & set(settings)
+    expected = {"HOROVOD_WITHOUT_MPI": "1", "HOROVOD_GPU_OPERATIONS": "NCCL"}
+    expected |= {"HOROVOD_NCCL_INCLUDE": "/n/include", "HOROVOD_CUDA_HOME": "/cuda"}
+    assert expected.items() <= settings.items()
+
+
+@pytest.mark.usefixtures("tools")
+def test_make_plan_names_all_that_is_missing(facts, tmp_path, monkeypatch):
+    monkeypatch.setattr(preflight, "problems", lambda standard, mpi: ["no compiler"])
+    monkeypatch.setattr(shutil, "which", lambda name, path=None: None)
+    monkeypatch.setattr(recipe, "_MODULES", ("json", "yaml", "cffi"))
+    monkeypatch.setattr(recipe.importlib.util, "find_spec", lambda name: name == "json")
+    with pytest.raises(InstallError, match="cannot be built") as raised:
+        make_plan(facts, tmp_path)
+    assert raised.value.exit_code == MISSING
+    compiler, packages = raised.value.hints
+    assert compiler == "no compiler"
+    assert packages.endswith("pip install pyyaml cffi cmake")

@@ -14,14 +14,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scheme_cases import EVERY, schemes
 
-from hvd_adaptive import ALQ, NUQSGD, QSGD, PayloadError, TernGrad
+from hvd_adaptive import ALQ, ECDQ, NUQSGD, QSGD, PayloadError, TernGrad
 from hvd_adaptive.coding import coder as coders
 from hvd_adaptive.coding.coders import CODERS
 from hvd_adaptive.coding.payload import read_header
 from hvd_adaptive.kernels.numba.codes import pack, unpack
 from hvd_adaptive.kernels.packing import packing_of
 from hvd_adaptive.levels import entropy_bits
-from hvd_adaptive.simulate import Ranks
 
 SCHEMES = schemes(
     "alq-2",
@@ -74,14 +73,18 @@ class TestPayloads:
     @pytest.mark.parametrize("law", ("normal", "heavy", "sparse", "zeros"))
     def test_the_same_numbers_in_fewer_bytes(self, scheme, law):
         coded, fixed = pair(scheme, "normal", bucket_size=1000, keep_zeros=False)
-        for count in (0, 1, 511, 512, 7_777):
+        makers = [(1, coded)]
+        if (coded.levels == 0).any():
+            makers.append((2, SCHEMES[scheme](coding="elias", bucket_size=1000, keep_zeros=False)))
+            makers[-1][1].parts.default.install(coded.parts.default.table.magnitudes, 1)
+        for (number, maker), count in itertools.product(makers, (0, 1, 511, 512, 7_777)):
             flat = sample(law, count)
-            ours, theirs = coded.encode(flat, seed=1), fixed.encode(flat, seed=1)
-            assert torch.equal(coded.decode(ours), fixed.decode(theirs))
+            ours, theirs = maker.encode(flat, seed=1), fixed.encode(flat, seed=1)
+            assert torch.equal(maker.decode(ours), fixed.decode(theirs))
             assert ours.numel() <= theirs.numel()
-            assert coding_of(ours) == (ours.numel() < theirs.numel())
+            assert coding_of(ours) == number * (ours.numel() < theirs.numel())
             if law == "zeros" and count > 600:
-                assert coding_of(ours) == 1, "zero buckets are cheap"
+                assert coding_of(ours) == number, "zero buckets are cheap"
 
     @pytest.mark.many
     @pytest.mark.parametrize("scheme", SCHEMES)
@@ -141,19 +144,6 @@ class TestPayloads:
             payloads = [codec.payloads.encode(f, 3000, key).bytes for key, f in enumerate(flats)]
             sums.append(codec.payloads.sum(payloads, read_header(payloads[0]), 1 / 3))
         assert torch.equal(*sums) and expanded == [1] * 4
-
-    def test_residuals_are_the_same_bits(self):
-        after = []
-        for scheme in pair("alq-3", bucket_size=256, error_feedback=0.5):
-            parameter = torch.nn.Parameter(torch.zeros(5000))
-            ranks = Ranks([("p", parameter)], scheme, 2)
-            for step in range(3):
-                for rank in range(2):
-                    parameter.grad = sample("heavy", 5000, 10 * step + rank)
-                    ranks.take(rank)
-                ranks.average(step)
-            after.append(parameter.grad)
-        assert torch.equal(*after)
 
 
 class TestUpdates:
@@ -223,26 +213,21 @@ class TestUpdates:
         assert (plain.parts.default.table_version, coded.parts.default.table_version) == (0, 1)
         assert plain.parts.default.coder is None and coded.parts.default.coder is not None
 
-    def test_hostile_statistics_keep_the_book(self):
-        scheme = QSGD(coding="huffman", bucket_size=100)
+    @pytest.mark.parametrize(
+        "make", [functools.partial(QSGD, coding="huffman"), functools.partial(ECDQ, bits=2.0)]
+    )
+    def test_hostile_statistics_keep_what_was_fitted(self, make):
+        """Another rank's, which are not numbers or negative."""
+        scheme = make(bucket_size=500)
         scheme.fit(sample("normal", 1000))
         codec, before = scheme.parts.default, scheme.parts.default.table_fingerprint
-        for poison in (np.inf, np.nan, -1.0):
-            collected = codec.collect([sample("normal", 100)])
-            collected[2:] = poison
-            update = codec.refit([collected])
-            codec.apply_update(update, 1)
-            assert update[1] == 0.0 and codec.table_fingerprint == before
-
-    def test_a_state_holds_the_book(self):
-        for name in SCHEMES:
-            old, _ = pair(name, bucket_size=200)
-            new = SCHEMES[name](coding="huffman", bucket_size=200)
-            new.load_state_dict(old.state_dict())
-            payload = old.encode(sample("normal", 5000))
-            assert coding_of(payload) == 1
-            assert torch.equal(new.decode(payload), old.decode(payload))
-            assert new.parts.default.table_fingerprint == old.parts.default.table_fingerprint
+        for poison in (np.inf, np.nan, -1.0, -1e9):
+            collected = codec.collect([sample("normal", 500)])
+            collected[10:] = poison
+            codec.apply_update(codec.refit([collected]), 1)
+            assert codec.table_fingerprint == before
+        with pytest.raises(ValueError, match=r"no bucket|zero"):
+            scheme.fit([torch.zeros(500), torch.full((500,), torch.nan)])
 
     def test_states_of_other_levels_or_bad_books_are_refused(self):
         scheme, _ = pair("qsgd-3")

@@ -1,4 +1,5 @@
-"""The header: every field at its documented place, every truncation refused."""
+"""Payloads' headers: every field at its place, every truncation refused; payloads end to end;
+streams that are too long for the 32 bits of their segments' ends."""
 
 from __future__ import annotations
 
@@ -9,7 +10,10 @@ import unit_oracles as oracle
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from hvd_adaptive import ALQ, PayloadError
+from hvd_adaptive import ALQ, ECDQ, QSGD, PayloadError
+from hvd_adaptive.coding import coder
+from hvd_adaptive.coding.payload import split
+from hvd_adaptive.kernels import dithered
 from hvd_adaptive.kernels.random import stream_key
 
 DTYPE_CODES = {torch.float16: 1, torch.bfloat16: 2, torch.float32: 3, torch.float64: 4}
@@ -21,10 +25,6 @@ def payload_of(
 ) -> bytes:
     flat = torch.linspace(-1, 1, n, dtype=torch.float64).to(dtype)
     return compressor.encode(flat, seed=5).numpy().tobytes()
-
-
-def tensor(data: bytes) -> torch.Tensor:
-    return torch.from_numpy(np.frombuffer(data, np.uint8).copy())
 
 
 @pytest.mark.parametrize("dtype", DTYPE_CODES)
@@ -58,11 +58,10 @@ def test_fingerprints_differ_where_settings_or_tables_do():
     other = payload_of(compressor=ALQ(bits=3, bucket_size=64, tail="full", norm="l2"))
     table = [-1, -0.5, -0.1, 0, 0.1, 0.5, 1]
     tabled = payload_of(compressor=ALQ(bits=3, bucket_size=64, tail="full", table=table))
-    assert oracle.read_field(base, "settings") != oracle.read_field(other, "settings")
-    assert oracle.read_field(base, "settings") == oracle.read_field(tabled, "settings")
-    assert oracle.read_field(base, "table_fingerprint") != oracle.read_field(
-        tabled, "table_fingerprint"
-    )
+    settings = [oracle.read_field(payload, "settings") for payload in (base, other, tabled)]
+    assert settings[0] != settings[1] and settings[0] == settings[2]
+    prints = [oracle.read_field(payload, "table_fingerprint") for payload in (base, tabled)]
+    assert prints[0] != prints[1]
 
 
 def test_every_truncation_is_refused():
@@ -70,10 +69,10 @@ def test_every_truncation_is_refused():
     for length in range(len(payload)):
         told = f"{length} of {len(payload)} bytes" if length >= 96 else "shorter than its header"
         with pytest.raises(PayloadError, match=told):
-            COMPRESSOR.decode(tensor(payload[:length]))
+            COMPRESSOR.decode(oracle.received(payload[:length]))
     for extra in (1, 4, 8, 1000):
         with pytest.raises(PayloadError):
-            COMPRESSOR.decode(tensor(payload + bytes(extra)))
+            COMPRESSOR.decode(oracle.received(payload + bytes(extra)))
 
 
 @settings(max_examples=100)
@@ -84,14 +83,14 @@ def test_every_truncation_is_refused():
 @example(b"HVDA\x01\x00" + bytes(500))
 def test_foreign_bytes_are_refused(data):
     with pytest.raises(PayloadError):
-        COMPRESSOR.decode(tensor(data))
+        COMPRESSOR.decode(oracle.received(data))
 
 
 def test_magic_and_format_have_their_own_messages():
     with pytest.raises(PayloadError, match="foreign data"):
-        COMPRESSOR.decode(tensor(oracle.forge(payload_of(), magic=b"PNG\n")))
+        COMPRESSOR.decode(oracle.forged(payload_of(), magic=b"PNG\n"))
     with pytest.raises(PayloadError, match="format version 2"):
-        COMPRESSOR.decode(tensor(oracle.forge(payload_of(), format=2)))
+        COMPRESSOR.decode(oracle.forged(payload_of(), format=2))
 
 
 def test_things_that_are_no_payload():
@@ -99,3 +98,53 @@ def test_things_that_are_no_payload():
     for thing in (None, b"HVDA", [1, 2], np.zeros(200, np.uint8), *tensors):
         with pytest.raises(PayloadError, match="uint8 tensor"):
             COMPRESSOR.decode(thing)
+
+
+@pytest.mark.parametrize("make", [lambda: ALQ(coding="huffman"), lambda: ECDQ(bits=2.0)])
+def test_streams_beyond_the_last_end_travel_uncoded(make, monkeypatch):
+    """And nothing wraps."""
+    flat = torch.randn(3 * coder.SEGMENT, generator=torch.Generator().manual_seed(1))
+    codec = make()
+    codec.fit(flat)
+    coded = codec.encode(flat, seed=1)
+    for module in (coder, dithered):
+        monkeypatch.setattr(module, "LAST_END", coded.numel() // 2)
+    uncoded = codec.encode(flat, seed=1)
+    assert uncoded.numel() > coded.numel(), "as fixed width, or as integers"
+    assert torch.equal(codec.decode(uncoded), codec.decode(coded))
+
+
+COUNT = 3
+
+
+@pytest.fixture(scope="module")
+def payloads() -> list[torch.Tensor]:
+    codec = QSGD(bits=3, bucket_size=64)
+    return [codec.encode(torch.randn(100 * (rank + 1)), seed=rank) for rank in range(COUNT)]
+
+
+@pytest.mark.parametrize("joined", [True, False])
+def test_each_is_found(payloads, joined):
+    received = [torch.cat(payloads)] if joined else payloads
+    found = split(received, COUNT)
+    assert [payload.header.coordinates for payload in found] == [100, 200, 300]
+    for payload, data in zip(found, payloads, strict=True):
+        assert torch.equal(payload.bytes, data)
+
+
+@pytest.mark.parametrize("joined", [True, False])
+@pytest.mark.parametrize("place", range(COUNT))
+@pytest.mark.parametrize("change", ["cut", "longer", "missing"])
+def test_wrong_lengths(payloads, joined, place, change):
+    damaged = list(payloads)
+    own = damaged[place]
+    damaged[place] = {"cut": own[:-8], "longer": torch.cat([own, own[:8]]), "missing": own[:0]}[
+        change
+    ]
+    with pytest.raises(PayloadError):
+        split([torch.cat(damaged)] if joined else damaged, COUNT)
+
+
+def test_one_too_many(payloads):
+    with pytest.raises(PayloadError, match="the headers say"):
+        split([torch.cat([*payloads, payloads[0]])], COUNT)

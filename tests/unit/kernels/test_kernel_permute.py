@@ -7,9 +7,11 @@ import numpy as np
 import pytest
 import torch
 
-from hvd_adaptive.kernels.numba import permute, random
+from hvd_adaptive.kernels.numba import eden_decoder, permute, random
 from hvd_adaptive.kernels.numba import tables as cpu
+from hvd_adaptive.kernels.packing import BLOCK, packing_of
 from hvd_adaptive.kernels.reference import tables as reference
+from hvd_adaptive.kernels.reference.codes import pack_codes
 from hvd_adaptive.kernels.tables import kernel_table
 
 
@@ -61,20 +63,6 @@ def test_without_permutations(plain, thresholds):
     flat = torch.from_numpy(np.random.default_rng(1).standard_normal(3001).astype(np.float32))
     table = table_of(thresholds)
     assert codes(cpu, flat, 700, table) == codes(reference, flat, 700, table)
-
-
-@pytest.mark.many
-@pytest.mark.skipif(permute.ENTRIES < 16, reason="no AVX-512 here")
-@pytest.mark.parametrize("thresholds", (8, 15, 16, 31, 32, 64, 127, 128))
-@pytest.mark.parametrize("bucket", (1, 15, 16, 17, 8192))
-def test_with_permutations(thresholds, bucket):
-    """Buckets that are no multiples of 16 leave coordinates to another loop."""
-    flat = torch.from_numpy(np.random.default_rng(1).standard_normal(1500).astype(np.float32))
-    flat[::7] *= 1e-4
-    flat[5], flat[6] = 0.0, -0.0
-    table = table_of(thresholds, symmetric=thresholds & (thresholds - 1) == 0)
-    assert permute.FEWEST_THRESHOLDS <= table.thresholds == thresholds
-    assert codes(cpu, flat, bucket, table) == codes(reference, flat, bucket, table)
 
 
 @pytest.mark.parametrize("depth", range(1, 8))
@@ -143,3 +131,25 @@ def test_values_are_those_of_codes(size, entries):
     expected = np.float32(1) + (values * np.float32(1.7))[codes]
     np.testing.assert_array_equal(sums[:96], expected[:96])
     assert (sums[96:] == 1).all()
+
+
+@pytest.mark.parametrize("entries", (0, 8, 16))
+@pytest.mark.parametrize("bits", range(1, eden_decoder.MOST_BITS + 1))
+def test_levels_of_a_block(bits, entries, monkeypatch):
+    """Of packed codes, by permutations and, for other processors, by selections."""
+    if entries > permute.ENTRIES:
+        pytest.skip(f"this processor looks up {permute.ENTRIES} entries at once")
+    monkeypatch.setattr(permute, "ENTRIES", entries)
+
+    @numba.njit
+    def taken(words, values, scale, y):
+        eden_decoder.take_block(words, values, scale, y, 16, numba.literally(bits))
+
+    draw = np.random.default_rng(bits)
+    codes = draw.integers(1 << bits, size=BLOCK)
+    values = draw.standard_normal(1 << bits).astype(np.float32)
+    words = pack_codes(torch.from_numpy(codes), packing_of(1 << bits)).numpy().view(np.uint32)
+    y = np.zeros(BLOCK + 32, np.float32)
+    taken(words, np.tile(values, 16 >> bits), np.float32(0.7), y)
+    np.testing.assert_array_equal(y[16:-16], (values * np.float32(0.7))[codes])
+    assert not y[:16].any() and not y[-16:].any()

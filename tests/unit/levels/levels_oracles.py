@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from itertools import pairwise
+
 import numpy as np
+import pytest
+from scipy import integrate
 
 from hvd_adaptive.levels import Histogram, Mixture
 
 DIMENSION = 8192
+BOTH = pytest.mark.parametrize("symmetric", [True, False], ids=["symmetric", "zero-based"])
 
 
 def _laws() -> dict:
@@ -56,3 +62,14 @@ def random_magnitudes(rng, count: int, symmetric: bool):
     if not symmetric:
         levels[0] = 0.0
     return levels
+
+
+def integral(law, f: Callable[[float], float], *knots: float) -> float:
+    """f dF over [0, 1], atoms included, by quadrature between the law's own breaks and these."""
+    breaks = getattr(law, "edges", np.linspace(0, 1, 41))
+    points = np.unique(np.concatenate([[0.0, 1.0], breaks, knots]))
+    total = f(0.0) * float(law.cdf(0.0)) + f(1.0) * getattr(law, "one_mass", 0.0)
+    for low, high in pairwise(points):
+        own = integrate.quad(lambda r: f(r) * float(law.pdf(r)), low, high, epsabs=0, epsrel=1e-9)
+        total += own[0]
+    return float(total)

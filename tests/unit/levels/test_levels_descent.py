@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from levels_oracles import LAWS, random_magnitudes
+from levels_oracles import BOTH, LAWS, random_magnitudes
 
 from hvd_adaptive.levels import (
     STARTS,
@@ -18,7 +18,6 @@ from hvd_adaptive.levels import (
     gradient_descent,
 )
 
-BOTH = pytest.mark.parametrize("symmetric", [True, False], ids=["symmetric", "zero-based"])
 SOLVER = pytest.mark.parametrize("solver", [coordinate_descent, gradient_descent])
 
 

@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from levels_oracles import LAWS, make_buckets
+from levels_oracles import BOTH, LAWS, make_buckets
 from optimal_levels import optimal_levels
 
 from hvd_adaptive.levels import (
@@ -22,7 +22,6 @@ from hvd_adaptive.levels import (
 from hvd_adaptive.levels.optimal import grid_optimum
 
 pytestmark = pytest.mark.many
-BOTH = pytest.mark.parametrize("symmetric", [True, False], ids=["symmetric", "zero-based"])
 ORDER = pytest.mark.parametrize("order", [2, np.inf], ids=["l2", "linf"])
 
 # Buckets of each shape, and the most bits at which they have enough samples in each interval. With

@@ -1,22 +1,17 @@
-"""Symbol probabilities by quadrature and Monte Carlo."""
-
-from itertools import pairwise
+"""Symbol probabilities by quadrature."""
 
 import numpy as np
 import pytest
-from levels_oracles import LAWS
-from scipy import integrate, stats
+from levels_oracles import BOTH, LAWS, integral
+from scipy import integrate
 
 from hvd_adaptive.levels import (
-    Folded,
     TruncatedNormal,
     entropy_bits,
     magnitude_probabilities,
     signed_levels,
     symbol_probabilities,
 )
-
-BOTH = pytest.mark.parametrize("symmetric", [True, False], ids=["symmetric", "zero-based"])
 
 
 @BOTH
@@ -25,22 +20,14 @@ def test_probabilities_by_quadrature(name, symmetric):
     law = LAWS[name]
     levels = np.array([0.04 * symmetric, 0.11, 0.37, 1.0])
     table = signed_levels(levels, symmetric)
-    breaks = getattr(law, "edges", np.linspace(0, 1, 31))
-    knots = np.unique(np.concatenate([[0.0, 1.0], breaks, levels]))
-    expected = np.zeros(table.size)
-    atoms = [(0.0, float(law.cdf(0.0))), (1.0, getattr(law, "one_mass", 0.0))]
-    for j in range(table.size):
-        bump = np.eye(table.size)[j]
 
-        def chance(r, bump=bump):
-            """That +-r, either sign alike, becomes level j."""
-            return (np.interp(r, table, bump) + np.interp(-r, table, bump)) / 2
+    def chance(r, bump):
+        """That +-r, either sign alike, becomes the level where ``bump`` is 1."""
+        return (np.interp(r, table, bump) + np.interp(-r, table, bump)) / 2
 
-        expected[j] = sum(chance(r) * mass for r, mass in atoms)
-        for low, high in pairwise(knots):
-            expected[j] += integrate.quad(
-                lambda r, f=chance: f(r) * float(law.pdf(r)), low, high, epsabs=1e-13
-            )[0]
+    expected = [
+        integral(law, lambda r, bump=bump: chance(r, bump), *levels) for bump in np.eye(table.size)
+    ]
     computed = symbol_probabilities(levels, law, symmetric)
     np.testing.assert_allclose(computed, expected, rtol=1e-8, atol=1e-12)
     np.testing.assert_allclose(computed.sum(), 1.0, rtol=1e-12)
@@ -48,21 +35,6 @@ def test_probabilities_by_quadrature(name, symmetric):
     folded = magnitude_probabilities(levels, law, symmetric)
     np.testing.assert_allclose(folded.sum(), 1.0, rtol=1e-12)
     assert folded.shape == (4,)
-
-
-@BOTH
-def test_probabilities_by_monte_carlo(symmetric):
-    rng = np.random.default_rng(0)
-    law = Folded(0.0, 0.3)
-    theta = stats.truncnorm(-1 / 0.3, 1 / 0.3, 0.0, 0.3).rvs(400_000, random_state=rng)
-    levels = np.array([0.1 * symmetric, 0.2, 0.5, 1.0])
-    table = signed_levels(levels, symmetric)
-    above = np.clip(np.searchsorted(table, theta), 1, table.size - 1)
-    low, high = table[above - 1], table[above]
-    codes = above - 1 + (rng.random(theta.size) < (theta - low) / (high - low))
-    share = np.bincount(codes, minlength=table.size) / theta.size
-    expected = symbol_probabilities(levels, law, symmetric)
-    assert np.all(np.abs(share - expected) < 5 * np.sqrt(expected * (1 - expected) / theta.size))
 
 
 def test_corollary_4_needs_its_missing_term():

@@ -135,19 +135,11 @@ def test_estimates_are_unbiased_in_every_group():
     found = []
     for _ in range(300):
         rank.step(gradients)
-        of_groups = rank.compressor._training.meter.last_groups
-        found.append(
-            [[of_groups[i].squared_error, of_groups[i].squared_norm] for i in range(len(flats))]
-        )
-    wanted = np.array(
-        [
-            [
-                bucket_errors(flat, levels, BUCKET, "linf").sum(),
-                np.sum(flat.astype(np.float64) ** 2),
-            ]
-            for flat in flats
-        ]
-    )
+        of_groups = map(rank.compressor._training.meter.last_groups.get, range(len(flats)))
+        found.append([[own.squared_error, own.squared_norm] for own in of_groups])
+    errors = [bucket_errors(flat, levels, BUCKET, "linf").sum() for flat in flats]
+    squares = [np.sum(flat.astype(np.float64) ** 2) for flat in flats]
+    wanted = np.stack([errors, squares], axis=1)
     spread = np.std(found, axis=0) / np.sqrt(300)
     assert (np.abs(np.mean(found, axis=0) - wanted) <= 5 * spread + 1e-5 * wanted).all()
     # Neither is far from what it estimates on average.

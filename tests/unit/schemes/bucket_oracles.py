@@ -21,20 +21,6 @@ def surrounding(values: np.ndarray, levels: np.ndarray) -> tuple[np.ndarray, np.
     return levels[below], levels[above]
 
 
-def least_between(values: np.ndarray, a: float, c: float) -> float:
-    """Least variance of the values in [a, c] with one level between, over all coordinates and a
-    grid as candidates."""
-    inside = values[(values >= a) & (values <= c)]
-    candidates = np.concatenate([np.unique(inside), np.linspace(a, c, 101)])
-    return min(rounding_variance(inside, np.array([a, b, c])) for b in candidates)
-
-
-def of_level(values: np.ndarray, a: float, b: float, c: float) -> float:
-    """Variance of the values in [a, c] with level b between."""
-    inside = values[(values >= a) & (values <= c)]
-    return rounding_variance(inside, np.array([a, b, c]))
-
-
 def best_levels(values: np.ndarray, count: int) -> float:
     """Least variance of ``count`` levels that are coordinates, by dynamic programme.
 

@@ -1,4 +1,4 @@
-"""ALQ.fit, levels and statistics: what is used, what is left out, what is refused."""
+"""ALQ's and AMQ's fits, levels and statistics: what is used, left out, refused; tables."""
 
 from __future__ import annotations
 
@@ -7,26 +7,16 @@ import itertools
 import numpy as np
 import pytest
 import torch
-import unit_oracles as oracle
+from exact_errors import relative_error
+from scheme_cases import PAPER
 
-from hvd_adaptive import ALQ
+from hvd_adaptive import ALQ, AMQ, NUQSGD
 
 BUCKET = 256
 
 
 def gradient(n: int, seed: int = 0) -> torch.Tensor:
     return torch.from_numpy(np.random.default_rng(seed).standard_normal(n).astype(np.float32))
-
-
-def excess(flat: torch.Tensor, levels: torch.Tensor, symmetric: bool, norm: str) -> float:
-    """Variance of Eqs 1, 2 over all full buckets, divided by their squared norms; float64."""
-    buckets = flat.double().numpy()[: flat.numel() // BUCKET * BUCKET].reshape(-1, BUCKET)
-    norms = np.linalg.norm(buckets, np.inf if norm == "linf" else 2, axis=1, keepdims=True)
-    positive = levels.numpy()[levels.numpy() > 0]
-    magnitudes = positive if symmetric else np.concatenate([[0], positive])
-    lower, upper = oracle.neighbours(np.abs(buckets) / norms, magnitudes, symmetric)
-    r = np.abs(buckets) / norms
-    return float(np.sum(norms**2 * (upper - r) * (r - lower)) / np.sum(buckets**2))
 
 
 FITS = tuple(
@@ -61,7 +51,7 @@ def test_levels_after_fit(bits, symmetric, norm):
         assert bool((levels.diff() > 0).all()) and levels[0] == -1 and levels[-1] == 1
         assert torch.equal(levels, -levels.flip(0))
         assert compressor.report()["table_version"] == 1
-        was, now = (excess(flat, table, symmetric, norm) for table in (before, levels))
+        was, now = (relative_error(flat.numpy(), t, BUCKET, norm) for t in (before, levels))
         assert now <= was * 1.02, (statistics, normalized, solver, was, now)
 
 
@@ -138,3 +128,22 @@ def test_fit_does_not_change_or_track_the_gradients():
     compressor = ALQ(bits=3, bucket_size=BUCKET)
     compressor.fit(flat * 1)
     assert torch.equal(flat.detach(), before) and not compressor.levels.requires_grad
+
+
+def test_tables_as_published():
+    """Others' are in tests/oracle/test_levels.py."""
+    powers = np.array([0.1**3, 0.1**2, 0.1, 1])
+    symmetric = NUQSGD(bits=3, multiplier=0.1, symmetric=True).levels
+    np.testing.assert_allclose(symmetric, np.concatenate([-powers[::-1], powers]))
+    np.testing.assert_allclose(AMQ(bits=2).levels, [-1, 0, 1])
+    first = AMQ(bits=3).levels[4:]  # before a fit the multiplier is the one of worst_case.py
+    np.testing.assert_allclose(AMQ(bits=3).levels, [*-first.flip(0), 0, *first])
+    np.testing.assert_allclose(first, [first[1] ** 2, first[1], 1])
+
+
+@pytest.mark.parametrize(("form", "most"), [({}, 0.48), (PAPER, 0.4)], ids=["default", "paper"])
+def test_amq_adapts(form, most):
+    scheme = AMQ(bits=3, bucket_size=500, **form)
+    before = scheme.levels[-2]
+    scheme.fit(gradient(50 * 500))
+    assert before != scheme.levels[-2] < most and scheme.parts.default.table_version == 1

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import itertools
 
 import pytest
@@ -10,56 +9,11 @@ import torch
 
 from hvd_adaptive import ALQ, AMQ, Tuning
 
-REPORT = {
-    "coordinates",
-    "payload_bytes",
-    "wire_bytes",
-    "uncompressed_bytes",
-    "bits_per_coordinate",
-    "relative_error",
-    "non_finite",
-    "encode_s",
-    "exchange_s",
-    "decode_s",
-    "peak_bytes",
-    "table_version",
-    "exchange",
-}
-
-
-def through_disk(state: dict) -> dict:
-    buffer = io.BytesIO()
-    torch.save(state, buffer)
-    buffer.seek(0)
-    return torch.load(buffer, weights_only=True)
-
 
 def fitted(**keywords) -> ALQ:
     compressor = ALQ(bits=3, bucket_size=100, **keywords)
     compressor.fit(torch.linspace(-1, 1, 1000) ** 3)
     return compressor
-
-
-@pytest.mark.parametrize("symmetric", (True, False))
-def test_roundtrip_through_a_file(symmetric):
-    old, new = fitted(symmetric=symmetric), ALQ(bits=3, bucket_size=100, symmetric=symmetric)
-    old.step = 41
-    flat = torch.linspace(-1, 1, 500)
-    old.encode(flat)
-    new.load_state_dict(through_disk(old.state_dict()))
-    assert torch.equal(new.levels, old.levels)
-    assert new.step == 41 and new.report()["table_version"] == 1
-    payload = new.encode(flat)
-    assert torch.equal(payload, old.encode(flat)), "the stream of fresh numbers goes on"
-    assert torch.equal(new.decode(payload), old.decode(payload))
-
-
-def test_state_holds_the_retry_in_progress():
-    old, new = ALQ(update_steps=[10]), ALQ(update_steps=[10])
-    old._training.updates.schedule.done(10, complete=False)
-    old._training.updates.schedule.done(11, complete=False)
-    new.load_state_dict(through_disk(old.state_dict()))
-    assert [s for s in range(11, 20) if new._training.updates.schedule.is_due(s)] == [13]
 
 
 def test_state_is_a_snapshot():
@@ -126,39 +80,22 @@ def test_a_damaged_table_in_a_state_is_refused():
 def test_report_of_a_step():
     compressor = ALQ()
     before = compressor.report()
-    assert set(before) == REPORT
     assert before["coordinates"] == before["payload_bytes"] == before["wire_bytes"] == 0
-    assert before["table_version"] == 0
     current = compressor._training.meter.current
     current.coordinates, current.uncompressed_bytes, current.payload_bytes = 1000, 4000, 500
     current.squared_error, current.squared_norm, current.wire_bytes = 2.0, 8.0, 1500
     assert compressor.report()["coordinates"] == 0, "a step that is not over is not told"
     compressor._training.meter.finish()
     report = compressor.report()
-    assert set(report) == REPORT
     assert report["bits_per_coordinate"] == 4.0 and report["relative_error"] == 0.25
     assert report["wire_bytes"] == 1500 and report["uncompressed_bytes"] == 4000
 
 
 def test_repr_names_what_was_chosen():
-    text = repr(ALQ(bits=5, norm="linf", bucket_size=77, normalized=True, tail="full"))
-    assert text.startswith("ALQ(") and text.endswith(")")
-    parts = (
-        "bits=5",
-        "norm='linf'",
-        "bucket_size=77",
-        "normalized=True",
-        "tail='full'",
-        "solver='coordinate_descent'",
-        "statistics='histogram'",
-        "symmetric=False",
-    )
-    assert all(part in text for part in parts)
+    chosen = {"bits": 5, "norm": "l2", "bucket_size": 77, "normalized": True, "tail": "full"}
+    compressor = ALQ(**chosen)
+    text = repr(compressor)
+    assert all(f"{name}={value!r}" in text for name, value in chosen.items())
+    assert all(f"{name}=" in text for name in ("solver", "statistics", "symmetric"))
     again = eval(text, {"ALQ": ALQ, "Tuning": Tuning})
-    assert (
-        repr(again) == text
-        and again.parts.default.settings_fingerprint
-        == ALQ(
-            bits=5, norm="linf", bucket_size=77, normalized=True, tail="full"
-        ).parts.default.settings_fingerprint
-    )
+    assert repr(again) == text and again.settings == compressor.settings

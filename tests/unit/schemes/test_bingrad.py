@@ -1,4 +1,4 @@
-"""BinGrad and SignSGD against Eqs 13 to 17; any vectors are in tests/oracle/test_levels.py."""
+"""BinGrad against Eqs 14 to 17, 1-bit SGD; any vectors are in tests/oracle."""
 
 from __future__ import annotations
 
@@ -6,10 +6,11 @@ import numpy as np
 import pytest
 import torch
 from bucket_oracles import symmetric_error, two_sides
+from kernel_cases import heavy, ordinary, vector
 from scipy import integrate, optimize, stats
 from test_orq_levels import KINDS, sample
 
-from hvd_adaptive import BinGrad, SignSGD
+from hvd_adaptive import BinGrad, OneBitSGD, SignSGD
 from hvd_adaptive.kernels.numba import levels as cpu_levels
 from hvd_adaptive.kernels.reference import levels as reference_levels
 
@@ -62,21 +63,6 @@ def test_partially_biased_is_unbiased_between_its_levels_and_clips_beyond(size):
     assert abs(squared.mean() - symmetric_error(exact, b)) < 5 * squared.std() / np.sqrt(repeats)
 
 
-@pytest.mark.many
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("n", (2, 3, 10, 100, 2000))
-def test_biased_levels_are_conditional_means(kind, n):
-    values = sample(kind, n, n)
-    exact = values.astype(np.float64)
-    low, high, cut = cpu_levels.conditional_means(torch.from_numpy(values), n, None, False)[0]
-    assert cut == np.float32(exact.mean())
-    if (values < cut.numpy()).any():
-        np.testing.assert_allclose([low, high], two_sides(exact, cut.item()), rtol=1e-6)
-    decoded = roundtrip(BinGrad(variant="biased", bucket_size=n, keep_zeros=False), values)
-    want = np.where(values < cut.numpy(), low.item(), high.item())
-    assert np.array_equal(decoded, want)
-
-
 @pytest.mark.parametrize("kind", KINDS)
 def test_iterated_levels_satisfy_all_of_equation_seventeen(kind):
     values = sample(kind, 1000, 7)
@@ -102,27 +88,10 @@ def test_iteration_reaches_the_best_two_levels_of_two_clusters():
     assert cpu_levels.conditional_means(torch.from_numpy(values), 1000, None, False)[0, 2] < 1
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_signs_and_their_scale(kind):
-    """Eq. 13, which leaves least squared error of all scales."""
-    values = sample(kind, 700, 2)
-    exact = values.astype(np.float64)
-    decoded = roundtrip(SignSGD(bucket_size=500, keep_zeros=False), values)
-    for part in (slice(0, 500), slice(500, 700)):
-        scale = np.abs(exact[part]).mean()
-        want = np.where(exact[part] < 0, -scale, scale)
-        np.testing.assert_allclose(decoded[part], want, rtol=1e-6)
-        signs = np.where(exact[part] < 0, -1, 1)
-        least = np.square(exact[part] - scale * signs).sum()
-        for other in (0.99, 1.01):
-            assert np.square(exact[part] - other * scale * signs).sum() > least
-
-
 def test_sums_do_not_overflow():
     values = np.where(np.arange(9000) % 3 > 0, 3e38, -3e38).astype(np.float32)
-    assert np.allclose(roundtrip(SignSGD(), values), values, rtol=1e-6)
-    assert np.allclose(roundtrip(BinGrad(variant="biased"), values), values, rtol=1e-6)
-    assert np.allclose(roundtrip(BinGrad(), values), values, rtol=1e-6)
+    for scheme in (SignSGD(), BinGrad(variant="biased"), BinGrad()):
+        assert np.allclose(roundtrip(scheme, values), values, rtol=1e-6)
 
 
 def test_lane_sums_in_plain_python():
@@ -134,3 +103,31 @@ def test_lane_sums_in_plain_python():
         half = len(lanes) // 2
         lanes = [a + b for a, b in zip(lanes[:half], lanes[half:], strict=True)]
     assert reference_levels.lane_sum(values) == lanes[0]
+
+
+@pytest.mark.parametrize("kind", (ordinary, heavy))
+def test_each_side_becomes_its_mean(kind):
+    """Of 1-bit SGD, in float64 (extended sums)."""
+    flat = vector(kind, 1077)
+    scheme = OneBitSGD(bucket_size=500, error_feedback=None)
+    decoded = scheme.decode(scheme.encode(flat)).numpy()
+    halves = (np.split(v, [500, 1000]) for v in (flat.numpy(), decoded))
+    for part, found in zip(*halves, strict=True):
+        for side in (part < 0, part >= 0):
+            assert (found[side] == np.float32(part[side].astype(np.longdouble).mean())).all()
+    negative = -flat.abs() - 1
+    one_side = scheme.decode(scheme.encode(negative, seed=1))[:500]
+    np.testing.assert_allclose(one_side, negative[:500].double().mean(), rtol=1e-6)
+    assert torch.equal(scheme.encode(flat, seed=1)[96:], scheme.encode(flat, seed=2)[96:])
+
+
+def test_enormous_and_tiny_means_do_not_overflow_or_vanish():
+    scheme = OneBitSGD(error_feedback=None)
+    for size in (3.4e38, 1e-40):
+        flat = torch.full((2000,), size)
+        flat[::3] = -size / 2
+        assert torch.equal(scheme.decode(scheme.encode(flat)), flat)
+
+
+def test_error_feedback_is_on():
+    assert OneBitSGD().settings.error_feedback == 1.0

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import io
-
 import pytest
 import torch
 from scheme_cases import EVERY, schemes
 from test_orq_levels import sample
 
-from hvd_adaptive import PayloadError
+from hvd_adaptive import ALQ, ECDQ, EDEN, ORQ, QCS, BinGrad, PayloadError, SparseSGD
 from hvd_adaptive.kernels.numba import tables as cpu
 
 BUCKET = 128
@@ -70,20 +68,6 @@ def test_clipping_is_that_of_the_clipped_gradient(name, clip):
     )
 
 
-@every_scheme
-def test_a_state_goes_on_with_its_stream(name):
-    """Through a file that holds plain data."""
-    scheme, flat, file = SCHEMES[name](seed=3), gradient(1201), io.BytesIO()
-    scheme.encode(flat)
-    torch.save(scheme.state_dict(), file)
-    file.seek(0)
-    other = SCHEMES[name](seed=3)
-    other.load_state_dict(torch.load(file, weights_only=True))
-    assert torch.equal(scheme.encode(flat), other.encode(flat))
-    with pytest.raises(ValueError, match="state: is of scheme"):
-        other.load_state_dict(scheme.state_dict() | {"scheme": "none"})
-
-
 def test_payloads_of_other_schemes_are_refused():
     made = {name: SCHEMES[name]() for name in EVERY if name != "drive"}  # EDEN with one bit
     payloads = {name: scheme.encode(gradient(300)) for name, scheme in made.items()}
@@ -98,3 +82,31 @@ def test_payloads_of_other_schemes_are_refused():
 def test_another_bucket_size_is_refused(name):
     with pytest.raises(PayloadError, match=rf"bucket size {BUCKET}|alphabet"):
         SCHEMES[name](bucket_size=2 * BUCKET).decode(SCHEMES[name]().encode(gradient(300)))
+
+
+# Keywords, others of the same scheme, what a receiver says of such a payload.
+FOREIGN = [
+    (ALQ, {"bits": 3}, {"bits": 4}, "alphabet 15"),
+    (ALQ, {"bits": 3}, {"norm": "l2"}, "settings"),
+    (ALQ, {"bits": 3}, {"clip": 2.0, "norm": "l2"}, "settings"),
+    (ALQ, {"bits": 3}, {"symmetric": True}, "alphabet 8"),
+    (ALQ, {"bits": 3}, {"table": [-1, -0.9, -0.5, 0, 0.5, 0.9, 1]}, "table fingerprint"),
+    (ORQ, {"levels": 9}, {"levels": 5}, "alphabet 5"),
+    (ORQ, {"levels": 9}, {"level_dtype": "float16"}, "other settings"),
+    (BinGrad, {}, {"variant": "biased"}, "other settings"),
+    (SparseSGD, {"density": 0.2}, {"density": 0.1}, r"other settings than density=0\.2"),
+    (QCS, {"measurements": 40, "quantizer_range": 2}, {"estimator": "mmse"}, "other settings"),
+    (QCS, {"measurements": 40, "quantizer_range": 2}, {"measurements": 41}, "other settings"),
+    (QCS, {"measurements": 40, "quantizer_range": 2}, {"quantizer_range": 3}, "alphabet 7"),
+    (EDEN, {"bits": 2}, {"bits": 3}, "alphabet 8"),
+    (ECDQ, {"bits": 2}, {"bits": 3}, "alphabet 18"),
+]
+
+
+@pytest.mark.parametrize(("kind", "keywords", "change", "told"), FOREIGN)
+def test_payloads_of_other_settings_are_refused_both_ways(kind, keywords, change, told):
+    own, other = (kind(**keywords | more | {"bucket_size": BUCKET}) for more in ({}, change))
+    with pytest.raises(PayloadError, match=told):
+        own.decode(other.encode(gradient(300)))
+    with pytest.raises(PayloadError, match=told.split()[0]):
+        other.decode(own.encode(gradient(300)))

@@ -65,39 +65,27 @@ def assert_mean(values: np.ndarray, expected: np.ndarray | float, slack: float) 
 @pytest.mark.many
 @pytest.mark.parametrize("vector", VECTORS)
 @pytest.mark.parametrize("n", SIZES)
-def test_theorem_two(n, vector):
+def test_theorem_two_and_lemma_three(n, vector):
     """P1, unbiased: one projection of the mean error and each coordinate. P2: the squared error is
-    n/k - 1 and the dither's noise n ς²/12, and no more than γ."""
+    n/k - 1 and the dither's noise n ς²/12, and no more than γ. MMSE's: (1 - α)² and α² times
+    that, and no more than 1 - α."""
     g = vector(n).astype(np.float32).astype(np.float64)
     norm, count = float(g @ g), 1500 if n <= 400 else 800
-    signs = np.random.default_rng(1).choice([-1.0, 1.0], n)
+    signs, slack = np.random.default_rng(1).choice([-1.0, 1.0], n), 1e-6 * math.sqrt(norm)
     for index, (k, q) in enumerate(projections(n)):
-        scheme = QCS(bucket_size=n, measurements=k, quantizer_range=q)
-        estimates, scales = samples(scheme, g, count, 1000 * n + index)
-        slack = 1e-6 * math.sqrt(norm)
-        assert_mean(estimates @ signs, g @ signs, n * slack)
-        deviations = estimates.std(axis=0) * 6 / math.sqrt(count) + slack
-        assert np.all(np.abs(estimates.mean(axis=0) - g) <= deviations)
-        squared = np.square(estimates - g).sum(axis=1)
-        assert_mean(squared - n * scales**2 / 12, (n / k - 1) * norm, 1e-5 * norm)
-        error = squared.std() / math.sqrt(count)
-        assert squared.mean() <= scheme.parts.default.gamma * norm + 5 * error + 1e-6 * norm
-
-
-@pytest.mark.parametrize("vector", (dense, single, heavy))
-@pytest.mark.parametrize("n", (16, 100, 256))
-def test_lemma_three(n, vector):
-    """MMSE's error: (1 - α)² and α² times the unbiased one's, and no more than 1 - α."""
-    g = vector(n).astype(np.float32).astype(np.float64)
-    norm, count = float(g @ g), 2000
-    for index, (k, q) in enumerate(projections(n)):
-        scheme = QCS(bucket_size=n, measurements=k, quantizer_range=q, estimator="mmse")
-        alpha = 1 / (scheme.parts.default.gamma + 1)
-        estimates, scales = samples(scheme, g, count, 77 * n + index)
-        squared = np.square(estimates - g).sum(axis=1)
-        expected = ((1 - alpha) ** 2 + alpha**2 * (n / k - 1)) * norm
-        assert_mean(squared - alpha**2 * n * scales**2 / 12, expected, 1e-5 * norm)
-        assert squared.mean() <= (1 - alpha) * norm + 5 * squared.std() / math.sqrt(count)
+        for estimator in ("unbiased", "mmse"):
+            scheme = QCS(bucket_size=n, measurements=k, quantizer_range=q, estimator=estimator)
+            gamma = scheme.parts.default.gamma
+            alpha, most = (1.0, gamma) if estimator == "unbiased" else (1 / (gamma + 1), 0.0)
+            estimates, scales = samples(scheme, g, count, 1000 * n + index)
+            assert_mean(estimates @ signs, alpha * g @ signs, n * slack)
+            deviations = estimates.std(axis=0) * 6 / math.sqrt(count) + slack
+            assert np.all(np.abs(estimates.mean(axis=0) - alpha * g) <= deviations)
+            squared = np.square(estimates - g).sum(axis=1)
+            expected = ((1 - alpha) ** 2 + alpha**2 * (n / k - 1)) * norm
+            assert_mean(squared - alpha**2 * n * scales**2 / 12, expected, 1e-5 * norm)
+            error = squared.std() / math.sqrt(count)
+            assert squared.mean() <= (most or 1 - alpha) * norm + 5 * error + 1e-6 * norm
 
 
 def test_lemma_one():

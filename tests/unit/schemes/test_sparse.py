@@ -1,4 +1,4 @@
-"""Sparse SGD: kernels bit for bit, optimal probabilities, variance, lengths, broken bodies."""
+"""Sparse SGD: optimal probabilities, what is kept, lengths, broken bodies."""
 
 from __future__ import annotations
 
@@ -21,35 +21,6 @@ from hvd_adaptive.kernels.sparse import most_words, rice_parameter
 BUCKET = 500
 MODULES = (reference_sparse, cpu_sparse)
 DENSITIES = (0.003, 0.05, 0.4, 1.0)
-
-
-def compare(flat: torch.Tensor, bucket: int, density: float, key: int) -> None:
-    what, k = f"n={flat.numel()} bucket={bucket} density={density}", rice_parameter(density)
-    want, got = (module.encode(flat, bucket, density, k, key) for module in MODULES)
-    assert same_bits(want[0], got[0]) and same_bits(want[1], got[1]), what
-    assert torch.equal(want[2], got[2]), what
-    results = []
-    for module in MODULES:
-        out = torch.linspace(-1, 1, flat.numel())
-        assert module.add(got, bucket, k, out) and module.add(got, bucket, k, out), what
-        results.append(out)
-    assert same_bits(*results), what
-
-
-@pytest.mark.parametrize("density", DENSITIES)
-def test_same_bits_and_sums_for_all_sizes(density):
-    for bucket in (1, 7, 100, 512, 1000):
-        last = 2000 if bucket > 7 else 130  # the reference is slow where buckets are many
-        for n in sorted({0, 1, bucket - 1, bucket, bucket + 1, 63, 64, 65, last}):
-            compare(vector(heavy, n), bucket, density, key=n * 2654435761)
-
-
-@pytest.mark.many
-@pytest.mark.parametrize("density", DENSITIES)
-@pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.__name__)
-def test_same_bits_and_sums_for_all_kinds_of_vectors(kind, density):
-    for bucket in (1, 100, 129, 700):
-        compare(vector(kind, 3 * min(bucket, 400) + 1), bucket, density, key=2**64 - bucket)
 
 
 def optimal(sizes: np.ndarray, wanted: float) -> np.ndarray:
@@ -108,12 +79,9 @@ def test_never_more_exact_values_than_the_density_allows(values, density):
     _, exact, words = cpu_sparse.encode(flat, len(values), density, 2, 5)
     assert exact.numel() <= density * len(values) * (1 + 1e-9)
     assert words.numel() <= most_words(len(values), 2)
-    compare(flat, 7, density, 1)
 
 
-def test_constant_buckets_and_many_ties():
-    for density in (0.1, 0.5, 0.999999, 1.0):
-        compare(torch.full((1000,), -0.3), 100, density, 9)
+def test_equal_coordinates_are_kept_as_they_are():
     flat = torch.zeros(1000)
     flat[::100] = torch.tensor([3.0, -3.0] * 5)
     scheme = SparseSGD(density=0.01)
@@ -123,8 +91,9 @@ def test_constant_buckets_and_many_ties():
 def test_a_threshold_that_rounding_makes_rise_is_the_last():
     """Below 1 lies more than 1, while all of it rounds to 2: it would rise and fall for ever."""
     flat = torch.tensor([1.0, 0.5, 0.5, 2.0**-52])
-    compare(flat, 4, 0.5, 1)
     assert 1 <= reference_sparse.threshold(flat, 0.5) < 1 + 2.0**-22
+    want, got = (module.encode(flat, 4, 0.5, 1, 1) for module in MODULES)
+    assert all(map(same_bits, want, got))
 
 
 @pytest.mark.parametrize("density", DENSITIES)
@@ -146,30 +115,6 @@ def test_coordinates_are_kept_as_the_random_integers_say(density):
         np.testing.assert_allclose(got[kept], (part[kept] / p[kept]), rtol=3e-7)
 
 
-@pytest.mark.parametrize(("kind", "density"), ((heavy, 0.02), (ordinary, 0.3)))
-def test_unbiased_with_the_variance_of_the_probabilities(kind, density):
-    """Mean, squared error and number kept of 600 encodings within 5 standard errors."""
-    flat, repeats = vector(kind, 2 * BUCKET + 100, seed=3), 600
-    exact = flat.double().numpy()
-    scheme = SparseSGD(density=density, bucket_size=BUCKET)
-    decoded = np.array(
-        [scheme.decode(scheme.encode(flat, seed=s)).double().numpy() for s in range(repeats)]
-    )
-    parts = np.split(exact, [BUCKET, 2 * BUCKET])
-    p = np.concatenate([optimal(np.abs(part), density * part.size) for part in parts])
-    variance = exact**2 * (1 / p - 1)
-    signs = np.random.default_rng(1).choice([-1.0, 1.0], exact.size)
-    error = ((decoded - exact) @ signs).mean()
-    assert abs(error) < 5 * np.sqrt(variance.sum() / repeats)
-    squared = np.square(decoded - exact)
-    # Of a squared error: (1/p - 1)² g² with probability p, else g².
-    spread = exact**4 * p * (1 - p) * ((1 / p - 1) ** 2 - 1) ** 2
-    measured = squared.sum(axis=1).mean()
-    assert abs(measured - variance.sum()) < 5 * np.sqrt(spread.sum() / repeats) + 1e-5 * measured
-    kept = (decoded != 0).sum(axis=1).mean()
-    assert abs(kept - density * exact.size) < 5 * np.sqrt((p * (1 - p)).sum() / repeats) + 1e-4
-
-
 def test_the_rice_parameter_is_the_best():
     """Expected bits of geometric gaps, by summing: no k does better by more than a hundredth."""
     for density in (0.5, 0.2, 0.1, 0.03, 0.01, 0.001):
@@ -186,49 +131,14 @@ def test_a_threshold_that_overflows_makes_its_bucket_nan():
     assert scheme.decode(scheme.encode(flat)).isnan().all()
 
 
-@pytest.mark.parametrize("density", (0, -0.1, 1.01, float("nan"), float("inf"), True, "0.1", None))
-def test_wrong_densities(density):
-    with pytest.raises(ValueError, match=r"density=.*: must be a number above 0 and at most 1"):
-        SparseSGD(density=density)
-
-
-def test_foreign_payloads():
-    flat = vector(heavy, 300)
-    payload = SparseSGD(density=0.1).encode(flat)
-    with pytest.raises(PayloadError, match=r"other settings than density=0\.2"):
-        SparseSGD(density=0.2).decode(payload)
-
-
-def decode(data: bytes, **fields: int) -> torch.Tensor:
-    forged = torch.from_numpy(np.frombuffer(oracle.forge(data, **fields), np.uint8).copy())
-    return SparseSGD(density=0.05, bucket_size=BUCKET).decode(forged)
-
-
-def test_lies_about_lengths_are_refused():
-    flat = vector(heavy, 2 * BUCKET)
-    payload = SparseSGD(density=0.05, bucket_size=BUCKET).encode(flat, seed=0).numpy().tobytes()
-    assert decode(payload).numel() == 2 * BUCKET
-    for n in (BUCKET, 2**31, 2**40, 2**62, 2**64 - 1):
-        with pytest.raises(PayloadError):
-            decode(payload, coordinates=n)
-        with pytest.raises(PayloadError):
-            decode(payload, full=n)
-    for size in (96, 96 + 8, len(payload) - 8, len(payload) - 16):
-        with pytest.raises(PayloadError):
-            decode(payload[:size], length=size)
-    longer = payload + bytes(2**20)
-    with pytest.raises(PayloadError, match="bytes according to its header"):
-        decode(longer, length=len(longer))
-
-
 def test_lies_about_exact_values_are_refused():
-    flat = vector(heavy, 2 * BUCKET)
-    data = bytearray(SparseSGD(density=0.05, bucket_size=BUCKET).encode(flat).numpy().tobytes())
+    scheme = SparseSGD(density=0.05, bucket_size=BUCKET)
+    data = bytearray(scheme.encode(vector(heavy, 2 * BUCKET)).numpy().tobytes())
     assert struct.unpack_from("<q", data, 96)[0] > 1
     for count in (-1, 0, 1, 2**31, 2**40, -(2**63), 2**63 - 1):
         struct.pack_into("<q", data, 96, count)
         with pytest.raises(PayloadError):
-            decode(bytes(data))
+            scheme.decode(oracle.forged(bytes(data)))
 
 
 @settings(max_examples=200)

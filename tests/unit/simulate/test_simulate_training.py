@@ -13,7 +13,6 @@ import torch
 from torch import nn
 
 from hvd_adaptive import ALQ, QSGD, simulate
-from hvd_adaptive.simulate.data import make_batches
 
 INPUTS = torch.randn(90, 12, generator=torch.Generator().manual_seed(3))
 TARGETS = INPUTS[:, :4].argmax(1)
@@ -219,24 +218,16 @@ def test_no_bar_where_there_is_no_terminal(capfd):
         ({"batch_size": 31}, "90 examples are not enough for workers=3"),
         ({"data": (INPUTS, TARGETS[:5])}, "90 inputs but 5 targets"),
         ({"evaluate_every": -1}, "evaluate_every=-1"),
+        ({"data": lambda rank, step: (INPUTS, TARGETS)}, "batch_size: must not be given"),
     ],
     ids=str,
 )
 def test_refuses(keywords, message):
     with pytest.raises(ValueError, match=message):
         run(**keywords)
-
-
-def test_refuses_a_batch_size_beside_a_callable():
-    with pytest.raises(ValueError, match="batch_size: must not be given"):
-        make_batches(lambda rank, step: (INPUTS, TARGETS), 4, 1, 0)
-
-
-def test_trajectory_refuses_a_single_worker():
     with pytest.raises(ValueError, match="workers=1"):
-        simulate.variance_on_trajectory(
-            make_model(), (INPUTS, TARGETS), {}, optimizer=sgd, steps=[0], workers=1, batch_size=8
-        )
+        own = {"optimizer": sgd, "steps": [0], "workers": 1, "batch_size": 8}
+        simulate.variance_on_trajectory(make_model(), (INPUTS, TARGETS), {}, **own)
 
 
 def test_simulates_where_horovod_and_mpi_are_not_installed(monkeypatch):

@@ -5,10 +5,10 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
+from exact_errors import bucket_errors
 from scheme_cases import schemes
 
 from hvd_adaptive import ALQ, NUQSGD, QSGD, TernGrad, simulate
-from hvd_adaptive.levels import sample_variance
 
 SIZE, BUCKET, DRAWS = 1000, 128, 400
 SCHEMES = schemes(
@@ -43,20 +43,14 @@ def test_error_of_real_payloads(name):
 
 @pytest.mark.parametrize("name", [name for name in SCHEMES if name != "terngrad"])
 def test_equals_equation_one_bucket_by_bucket(name):
-    scheme, flat = SCHEMES[name](), gradient(1)
-    variance = normalized = 0.0
-    for bucket in flat.double().numpy().reshape(-1)[:896].reshape(-1, BUCKET):
-        norm = (
-            np.abs(bucket).max() if scheme.parts.default.norm == "linf" else np.linalg.norm(bucket)
-        )
-        table = scheme.parts.default.table
-        part = sample_variance(table.magnitudes, np.abs(bucket) / norm, table.symmetric)
-        variance += norm**2 * part
-        normalized += part
-    told = simulate.quantization_error(scheme, flat[:896])
+    scheme, flat = SCHEMES[name](), gradient(1)[: 7 * BUCKET]
+    codec, order = scheme.parts.default, {"linf": np.inf, "l2": 2}[scheme.parts.default.norm]
+    expected = bucket_errors(flat.numpy(), scheme.levels.numpy(), BUCKET, codec.norm)
+    norms = np.linalg.norm(flat.double().numpy().reshape(7, BUCKET), order, axis=1)
+    told = simulate.quantization_error(scheme, flat)
     # The scale that travels is float32.
-    assert told.variance == pytest.approx(variance, rel=1e-5)
-    assert told.normalized == pytest.approx(normalized, rel=1e-5)
+    assert told.variance == pytest.approx(expected.sum(), rel=1e-5)
+    assert told.normalized == pytest.approx((expected / norms**2).sum(), rel=1e-5)
     assert told.bias is None
 
 
@@ -111,15 +105,20 @@ def test_scatter_is_the_unbiased_variance_over_ranks():
     assert np.isnan(simulate.scatter([flats[0][:1]], 30).variance)
 
 
-def test_estimator_variance_of_ranks():
-    """(minibatch + excess) / M + squared bias, from gradients known by heart."""
+def taken(scheme, count: int) -> tuple[simulate.Ranks, torch.nn.Parameter, list[torch.Tensor]]:
+    """Ranks that have taken their gradients of one parameter."""
     weight = torch.nn.Parameter(torch.zeros(SIZE))
-    scheme = TernGrad(bucket_size=BUCKET, min_numel=0)
-    ranks = simulate.Ranks([("w", weight)], scheme, 3)
-    flats = [gradient(seed) for seed in range(3)]
+    ranks, flats = simulate.Ranks([("w", weight)], scheme, count), list(map(gradient, range(count)))
     for rank, flat in enumerate(flats):
         weight.grad = flat
         ranks.take(rank)
+    return ranks, weight, flats
+
+
+def test_estimator_variance_of_ranks():
+    """(minibatch + excess) / M + squared bias, from gradients known by heart."""
+    scheme = TernGrad(bucket_size=BUCKET, min_numel=0)
+    ranks, _, flats = taken(scheme, 3)
     errors = [simulate.quantization_error(scheme, flat) for flat in flats]
     told = ranks.variance(0)
     excess = sum(error.variance for error in errors) / 3 / SIZE
@@ -133,13 +132,7 @@ def test_estimator_variance_of_ranks():
 
 def test_variance_of_the_average_is_what_payloads_show():
     """E||average - exact average||^2 is excess / M, within 5 standard errors."""
-    weight = torch.nn.Parameter(torch.zeros(SIZE))
-    scheme = NUQSGD(bits=3, bucket_size=BUCKET, min_numel=0)
-    ranks = simulate.Ranks([("w", weight)], scheme, 2)
-    flats = [gradient(seed) for seed in range(2)]
-    for rank, flat in enumerate(flats):
-        weight.grad = flat
-        ranks.take(rank)
+    ranks, weight, flats = taken(NUQSGD(bits=3, bucket_size=BUCKET, min_numel=0), 2)
     exact, squares = (flats[0] + flats[1]) / 2, []
     for step in range(DRAWS):
         ranks.average(step)

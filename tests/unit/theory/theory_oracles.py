@@ -108,15 +108,6 @@ def huffman_lengths(shares):
     return lengths
 
 
-def omega(k):
-    """Elias's recursive code of k >= 1, as a string of bits."""
-    code = "0"
-    while k > 1:
-        digits = f"{k:b}"
-        code, k = digits + code, len(digits) - 1
-    return code
-
-
 class Samples:
     """The law of given samples, atoms and all: what the package's Distribution protocol asks."""
 

@@ -1,4 +1,5 @@
-"""Bucket norms of both kernels against float64, and the exact rules at the edges."""
+"""Bucket norms of both kernels against float64, their exact rules at the edges, and histograms
+against the documented edges of bins."""
 
 from __future__ import annotations
 
@@ -74,19 +75,61 @@ def test_exact_rules(kernels, norm):
 
 
 @both
-def test_finite_coordinates_whose_l2_norm_overflows_give_nan_and_linf_does_not(kernels):
-    assert np.isnan(norms(kernels, [3e38, 3e38], 2, "l2")[0])
-    assert norms(kernels, [3e38, -3e38], 2, "linf")[0] == np.float32(3e38)
-
-
-@both
 def test_denormals_count_towards_a_normal_norm(kernels):
     """10,000 coordinates of 1e-38, each below the normal range, have norm 1e-36."""
     assert norms(kernels, [1e-38] * 10_000, 10_000, "l2")[0] == pytest.approx(1e-36, rel=1e-5)
 
 
+# Bins 1 to 127 begin at 2**(-28 + k//8) * (1 + k%8 / 8), bins 128 + k at 2**(-12 + k//128) *
+# (1 + k%128 / 128); bin 0 begins above zero; the last ends below one; then come zeros and ones.
+EDGES = np.array(
+    [2.0 ** (-28 + k // 8) * (1 + k % 8 / 8) for k in range(128)]
+    + [2.0 ** (-12 + k // 128) * (1 + k % 128 / 128) for k in range(1537)]
+)
+
+
+def counts(r: np.ndarray) -> np.ndarray:
+    """Independent counts of float32 values in [0, ...)."""
+    r = np.asarray(r, np.float32).astype(np.float64)
+    inner = EDGES.copy()
+    inner[0] = 5e-324
+    binned, _ = np.histogram(r[(r > 0) & (r < 1)], inner)
+    return np.concatenate([binned, [np.sum(r == 0)], [np.sum(r >= 1)]])
+
+
 @both
-def test_a_bad_bucket_leaves_its_neighbours_alone(kernels):
-    got = norms(kernels, [3.0, 4.0, np.nan, 1.0, 0.0, 0.0, 5.0], 2, "l2")
-    assert np.array_equal(got, np.float32([5.0, np.nan, 0.0, 5.0]), equal_nan=True)
-    assert norms(kernels, [], 5, "l2").shape == (0,)
+def test_every_edge_and_its_float32_neighbours(kernels):
+    edges = EDGES.astype(np.float32)
+    assert np.array_equal(edges.astype(np.float64), EDGES), "edges are exact in float32"
+    for values in (edges, np.nextafter(edges, np.float32(0)), np.nextafter(edges, np.float32(2))):
+        for k in range(64):  # apart, so that neighbours' errors do not even out
+            own = values[k::64]
+            assert np.array_equal(kernels.histogram(torch.tensor(own), 1.0), counts(own))
+
+
+@both
+@pytest.mark.parametrize("scale", (1.0, 2.0**-100, 2.0**60, 2.0**-126))
+def test_random_values_under_exact_scales(kernels, scale):
+    generator = np.random.default_rng(5)
+    r = (2.0 ** generator.uniform(-40, 0.1, 5000)).astype(np.float32)
+    r[:100], r[100:200], r[200] = 0, 1, np.float32(1e-44)
+    v = r * generator.choice([-1, 1], r.size).astype(np.float32) * np.float32(scale)
+    exact = np.abs(v) / np.float32(scale) == r  # not those that the product made denormal
+    got = kernels.histogram(torch.from_numpy(v[exact]), scale)
+    assert np.array_equal(got, counts(r[exact]))
+    assert got.sum() == exact.sum() and got.dtype == torch.int64 and got.shape == (1666,)
+
+
+def test_kernels_agree_under_any_scale():
+    generator = np.random.default_rng(6)
+    flat = torch.from_numpy(np.exp(5 * generator.standard_normal(4000)).astype(np.float32))
+    for scale in (1e-30, 0.3, 7.0, 123.456, 1e38):
+        assert np.array_equal(cpu.histogram(flat, scale), reference.histogram(flat, scale))
+
+
+@both
+def test_nothing_negative_zero_and_nan(kernels):
+    assert kernels.histogram(torch.empty(0), 1.0).sum() == 0
+    values = np.array([0.5, np.nan, -0.25, np.inf, 0.0, -0.0, -np.nan], np.float32)
+    got = kernels.histogram(torch.from_numpy(values), 1.0)
+    assert np.array_equal(got, counts(np.abs(values[~np.isnan(values)])))

@@ -1,0 +1,234 @@
+"""Benchmarks that are scripts of one file: what they make of what they measure."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import os
+import re
+import subprocess
+import sys
+import threading
+from collections import Counter
+from pathlib import Path
+
+import first_step
+import pytest
+import second_stage
+import torch
+import whole_steps
+from llvmlite.binding import get_host_cpu_features
+from script_runs import MPIRUN, ROOT, run
+
+from hvd_adaptive import ALQ
+from hvd_adaptive.tools.methods import parse
+from hvd_adaptive.tools.output import whole
+
+BENCHMARKS = ROOT / "benchmarks"
+needs_avx2 = pytest.mark.skipif(not get_host_cpu_features().get("avx2"), reason="no AVX2 here")
+
+
+def cells_of(printed: str) -> list[list[str]]:
+    """Cells of a printed table's rows."""
+    rows = [line for line in printed.splitlines() if line.startswith("│")]
+    return [[cell.strip() for cell in row.strip("│").split("│")] for row in rows]
+
+
+def test_a_cold_and_a_warm_launch_share_a_folder(monkeypatch, capsys):
+    folders = []
+
+    def launched(method, count, folder):
+        folders.append(folder)
+        cold = folders.count(folder) == 1
+        return [10.0 * count if cold else 0.5 * count, 0.2, *[0.1] * 10]
+
+    monkeypatch.setattr(first_step, "launched", launched)
+    words = ["--ranks", "2", "4", "--methods", "ALQ(bits=3)", "--launches", "2"]
+    assert first_step.main(words) == 0
+    assert len(folders) == 8 and len(set(folders)) == 4
+    assert cells_of(capsys.readouterr().out) == [
+        ["ALQ(bits=3)", "2", "20", "1", "0.2", "0.1"],
+        ["ALQ(bits=3)", "4", "40", "2", "0.2", "0.1"],
+    ]
+
+
+def test_rows_are_medians_and_ratios_to_float16(monkeypatch, capsys):
+    plans = []
+
+    def launched(plan, ranks):
+        plans.append((plan["case"], ranks))
+        return {
+            "float16": [(0.02, 0.01), (0.03, 0.02), (0.9, 0.9)],
+            "ALQ(bits=3)": [(0.06, 0.03)],
+        }
+
+    monkeypatch.setattr(whole_steps, "launched", launched)
+    assert whole_steps.main(["--cases", "10x20", "conv", "--ranks", "3"]) == 0
+    assert plans == [("10x20", 3), ("conv", 3)]
+    cells = cells_of(capsys.readouterr().out)
+    assert cells[:2] == [
+        ["10x20", "float16", "30.0", "1.00", "20.0", "1.00"],
+        ["10x20", "ALQ(bits=3)", "60.0", "2.00", "30.0", "1.50"],
+    ]
+    assert [row[0] for row in cells] == ["10x20", "10x20", "conv", "conv"]
+
+
+@pytest.mark.parametrize("case", ["7x30", "conv"])
+def test_a_backward_pass_fires_every_hook(case):
+    named, backward = whole_steps.conv(0) if case == "conv" else whole_steps.chain(case, 0)
+    fired = []
+    for name, parameter in named:
+        parameter.register_post_accumulate_grad_hook(lambda p, name=name: fired.append(name))
+    backward()
+    assert sorted(fired) == sorted(name for name, _ in named)
+    assert all(torch.isfinite(parameter.grad).all() for _, parameter in named)
+    assert sum(p.numel() for _, p in named) == {"7x30": 210, "conv": 2_641_674}[case]
+
+
+def test_too_few_ranks_are_refused(capsys):
+    cases = ((first_step, "0", "must be one or more, not 0"), (whole_steps, "1", "must be two or"))
+    for module, ranks, told in cases:
+        with pytest.raises(SystemExit):
+            module.main(["--ranks", ranks])
+        assert f"--ranks: {told}" in capsys.readouterr().err
+
+
+# benchmarks/second_stage.py
+
+
+@pytest.mark.parametrize("ranks", [2, 4])
+def test_stages_of_normal_gradients(ranks):
+    """Of equal gradients the first stage's error is that of one rank, divided by the ranks."""
+    flat = torch.randn(16 * 8192, generator=torch.Generator().manual_seed(5))
+    (method,) = parse(["ALQ(bits=3, symmetric=True)"])
+    allgather, *seconds = second_stage._stages(method, [flat] * ranks)
+    (alone, *_) = second_stage._stages(method, [flat])
+    assert allgather["error"] == pytest.approx(alone["error"] / ranks, rel=0.1)
+    packed = 3 + 32 / 8192
+    assert allgather["bits sent"] == pytest.approx(packed * (ranks - 1))
+    assert [row["second stage"][:1] for row in seconds] == list("345678")[: len(seconds)]
+    assert [row["second stage"].endswith("*") for row in seconds[-3:]] == [False, True, False]
+    assert seconds[-2]["added"] - seconds[-1]["added"] <= 0.75
+    for fewer, more in itertools.pairwise(seconds):
+        assert more["added"] < fewer["added"] / 2 and more["error"] < fewer["error"]
+    for bits, row in enumerate(seconds, 3):
+        total = row["first error"] * (1 + row["added"])  # the second stage is unbiased
+        assert row["error"] == pytest.approx(total, rel=0.1)
+        sent = (packed + bits + 32 / 8192) * (ranks - 1) / ranks
+        assert row["bits sent"] == pytest.approx(sent)
+
+
+@pytest.mark.parallel
+@pytest.mark.thorough
+def test_two_processes_train_by_all_methods_of_local_sgd_once(tmp_path: Path) -> None:
+    """A second call trains nothing again."""
+    kept = tmp_path / "kept.json"
+    command = [
+        sys.executable,
+        BENCHMARKS / "local_sgd.py",
+        "--steps",
+        "7",
+        "--seeds",
+        "1",
+        "--keep",
+        kept,
+    ]
+    told = [
+        subprocess.run(command, capture_output=True, text=True, timeout=200, check=True).stdout
+        for _ in range(2)
+    ]
+    assert told[0] == told[1] and "float32" in told[0]
+    found = json.loads(kept.read_text())
+    assert len(found) == 5
+    for name, (quality, sent) in found.items():
+        assert 3 < quality < 7, name
+        assert sent == 32 if name.startswith("float32") else 0.5 < sent < 0.7
+
+
+# benchmarks/avx2.py: kernels are compiled for AVX2 alone, and timed.
+
+
+@pytest.fixture
+def avx2(monkeypatch):
+    import avx2
+
+    yield avx2
+    sys.modules.pop("avx2")
+
+
+@needs_avx2
+def test_kernels_look_up_eight_entries_at_once(avx2):
+    features = avx2.without_newer(get_host_cpu_features())
+    environment = os.environ | {"NUMBA_CPU_NAME": avx2.NAME, "NUMBA_CPU_FEATURES": features}
+    program = "from hvd_adaptive.kernels.numba import permute; print(permute.ENTRIES)"
+    command = [sys.executable, "-c", program]
+    found = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60)
+    assert found.stdout.strip() == "8", found.stderr
+
+
+def test_newer_features_are_switched_off(avx2):
+    features = {"avx2": True, "avx512f": True, "evex512": True, "fma": True, "sse4a": False}
+    assert avx2.without_newer(features) == "+avx2,-avx512f,-evex512,+fma,-sse4a"
+
+
+@needs_avx2
+@pytest.mark.thorough
+def test_arguments_are_those_of_the_command():
+    command = [sys.executable, str(BENCHMARKS / "avx2.py"), "--json", "--schemes", "ALQ"]
+    command += ["--bits", "3", "--codings", "fixed", "--coordinates", "100000", "--rounds", "1"]
+    found = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    assert found.returncode == 0, found.stderr
+    assert "ALQ(bits=3)" in json.dumps(json.loads(found.stdout))
+
+
+# benchmarks/footprint.py: it counts the calls of this package, kernels left out.
+
+ROW = re.compile(r"^(.*\S)\s+(\d+)\s+(\d+)\s+([\d,]+)\s+([\d.]+)$", re.MULTILINE)
+
+
+@pytest.fixture
+def footprint(monkeypatch):
+    pytest.importorskip("horovod.torch")
+    import footprint
+
+    yield footprint
+    sys.modules.pop("footprint")
+
+
+def test_calls_of_all_threads_are_counted(footprint, monkeypatch):
+    monkeypatch.setattr(footprint, "counts", Counter())
+    compressor, values = ALQ(bits=3), torch.ones(2048)
+    monkeypatch.setattr(threading, "_profile_hook", None)
+    threading.setprofile(footprint.count)
+    thread = threading.Thread(target=lambda: [whole(2) for _ in range(7)])
+    earlier = sys.getprofile()
+    sys.setprofile(footprint.count)
+    try:
+        thread.start()
+        thread.join()
+        compressor.encode(values)
+    finally:
+        sys.setprofile(earlier)
+    found = {(file, name): number for (file, _, name), number in footprint.counts.items()}
+    assert found["tools/output.py", "whole"] == 7
+    assert any(file.startswith("codec/") for file, _ in found)
+    assert not any(file.startswith("kernels/") for file, _ in found)
+
+
+@pytest.mark.parallel
+@pytest.mark.thorough
+def test_two_ranks_print_a_row_for_each_door(footprint, tmp_path):
+    command = [*MPIRUN, sys.executable, str(BENCHMARKS / "footprint.py"), "--steps", "1", "--list"]
+    done = run(command, tmp_path, 120)
+    assert done.returncode == 0, done.stdout
+    heads, *lists = re.split(r"\n\n", done.stdout)
+    rows = {row[0]: row[1:] for row in ROW.findall(heads)}
+    assert list(rows) == list(footprint.DOORS)
+    for (door, row), listed in zip(rows.items(), lists, strict=True):
+        name, *lines = listed.strip().splitlines()
+        places = [line.split()[1].rpartition(":")[0] for line in lines]
+        calls = sum(int(line.split()[0]) for line in lines)
+        assert name == door and [len(set(places)), len(places)] == [int(row[0]), int(row[1])]
+        assert calls == int(row[2].replace(",", "")) and float(row[3]) == round(calls / 12, 1)
+        # Each gradient goes through a door and a codec.
+        assert calls > 12 and {place.split("/")[0] for place in places} > {"codec", "hooks"}
