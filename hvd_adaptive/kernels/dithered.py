@@ -195,7 +195,7 @@ def _add_segments(
     out: torch.Tensor,
     segment: int,
 ) -> None:
-    begins = range(0, whole.end, segment)
+    begins, huffman = range(0, whole.end, segment), on_host("huffman")
     ends, data = _checked_ends(data, len(begins))
 
     def add_share(share: range) -> None:
@@ -205,7 +205,7 @@ def _add_segments(
             start, middle, stop = ends[2 * index : 2 * index + 3].tolist()
             escaped = kernels.numbers(data[middle:stop], code.most)
             counts = kernels.counts(where, len(runs)).tolist()
-            good = escaped is not None and _read(data[start:middle], code, counts, runs)
+            good = escaped is not None and _read(huffman, data[start:middle], code, counts, runs)
             if not (good and kernels.add_runs(runs, escaped, where, code.most, out)):
                 raise PayloadError(f"payload's segment {index} is corrupt")
 
@@ -225,13 +225,15 @@ def _shares(begins: range) -> list[range]:
     return [begins[a:b] for a, b in itertools.pairwise(cuts)]
 
 
-def _read(data: np.ndarray, code: Code, counts: list[int], runs: np.ndarray) -> bool:
+def _read(
+    huffman: ModuleType, data: np.ndarray, code: Code, counts: list[int], runs: np.ndarray
+) -> bool:
     """Fill the rows of ``runs`` with so many symbols each; return whether all the data were used
     and the bits that fill the last byte are 0.
     """
     bits = 0
     for row, count, book in zip(runs, counts, code.books, strict=True):
-        bits = on_host("huffman").decode(data, bits, book, row[:count])
+        bits = huffman.decode(data, bits, book, row[:count])
         if bits < 0:
             return False
     return -(-bits // 8) == data.size and (bits % 8 == 0 or data[-1] >> (bits % 8) == 0)
