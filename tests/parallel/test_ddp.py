@@ -13,7 +13,7 @@ from launch import environment
 FOLDER = Path(__file__).parent / "ddp"
 SECONDS = 900
 ALL = sorted(map(str, FOLDER.glob("check_*.py")))
-APART = [str(FOLDER / f"check_{name}.py") for name in ("average", "fsdp")]
+APART = [str(FOLDER / f"check_{name}.py") for name in ("average", "fsdp", "fsdp_training")]
 # Where ranks own different shards, replicas exist, or ranks add in another order.
 WITH_FOUR = "replicas or codecs or warm_up or corrupt or operations or simulates"
 

@@ -1,0 +1,274 @@
+"""FSDP2 over gloo: trainings, their states, and what stops or warns."""
+
+from __future__ import annotations
+
+import copy
+import gc
+import io
+import json
+import logging
+
+import pytest
+import torch
+import torch.distributed as dist
+import torch.distributed.checkpoint as dcp
+from damage import flipped, truncated
+from ddp_oracles import assert_same_everywhere, gathered
+from fsdp_nets import FINE, RANK, assert_close, backward, exact, make, sharded, stepped, whole
+from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+
+from hvd_adaptive import ALQ, EDEN, QSGD, Monitor, PayloadError, RankMismatchError, instances
+from hvd_adaptive.fsdp import compress_all_reduce, compress_reduce_scatter
+from hvd_adaptive.hooks.fsdp.session import UNUSED
+from hvd_adaptive.transport.collectives import AllToAll, EqualParts
+
+RANKS = dist.get_world_size()
+STEPS = 20
+
+
+@pytest.mark.parametrize("name", ["sgd", "adam"])
+def test_a_training_is_float32s(name):
+    """STEPS steps of 4 bits end near those of FSDP's own reduce-scatter, on all ranks alike."""
+    make_optimizer = {
+        "sgd": lambda p: torch.optim.SGD(p, 0.4),
+        "adam": lambda p: torch.optim.Adam(p, 0.01),
+    }[name]
+    losses = []
+    for compresses in (False, True):
+        model = sharded(make())
+        if compresses:
+            compress_reduce_scatter(model, EDEN(bits=4, bucket_size=1024))
+        optimizer = make_optimizer(model.parameters())
+        for step in range(STEPS):
+            optimizer.zero_grad()
+            loss = backward(model, step)
+            optimizer.step()
+        losses.append(float(torch.stack(gathered(loss)).mean()))
+    assert losses[1] == pytest.approx(losses[0], rel=0.1) and losses[0] < 2.3
+    assert_same_everywhere([p.full_tensor() for p in model.parameters()])
+
+
+@pytest.mark.parametrize("way", ["own", "dcp"])
+def test_a_run_resumes(way, tmp_path_factory):
+    """Bit for bit, from each rank's own file and from a distributed checkpoint."""
+
+    def made():
+        model = sharded(make())
+        compressor = ALQ(bits=3, bucket_size=256, update_steps=[0, 3])
+        compressed = compress_reduce_scatter(model, compressor)
+        return model, compressed, torch.optim.SGD(model.parameters(), 0.1)
+
+    def train(model, optimizer, steps):
+        for step in steps:
+            optimizer.zero_grad()
+            backward(model, step)
+            optimizer.step()
+
+    def local(model):
+        return [p.to_local().clone() for p in model.parameters()]
+
+    instances.start_over()
+    model, compressed, optimizer = made()
+    train(model, optimizer, range(2))
+    if way == "own":
+        file = io.BytesIO()
+        torch.save(compressed.compressor.state_dict(), file)
+    else:
+        folder = [str(tmp_path_factory.mktemp("dcp")) if RANK == 0 else None]
+        dist.broadcast_object_list(folder)
+        state = {"model": model.state_dict(), "compression": compressed.state_dict()}
+        dcp.save(state, checkpoint_id=folder[0])
+    saved = copy.deepcopy(model.state_dict())
+    train(model, optimizer, range(2, 6))
+    expected = local(model)
+
+    instances.start_over()
+    model, compressed, optimizer = made()
+    if way == "own":
+        model.load_state_dict(saved)
+        file.seek(0)
+        compressed.compressor.load_state_dict(torch.load(file, weights_only=True))
+    else:
+        state = {"model": model.state_dict(), "compression": compressed.state_dict()}
+        dcp.load(state, checkpoint_id=folder[0])
+        model.load_state_dict(state["model"])
+        compressed.load_state_dict(state["compression"])
+    assert compressed.compressor.step == 2
+    train(model, optimizer, range(2, 6))
+    assert all(torch.equal(a, b) for a, b in zip(local(model), expected, strict=True))
+
+
+class Words(nn.Module):
+    """A table of which half the rows are used, and a layer whose rows no number of ranks divides:
+    FSDP2 fills its shards up with zeros."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.table, self.layer = nn.Embedding(400, 40), nn.Linear(40, 33)
+
+    def forward(self, words: torch.Tensor) -> torch.Tensor:
+        return self.layer(self.table(words))
+
+
+@pytest.mark.parametrize("door", ["shards", "replicas"])
+@pytest.mark.parametrize("words", [40, 400])
+def test_rounded_zeros_are_told_of_once(words, door, caplog):
+    """After the warm-up, with the module's name; padding is no gradient."""
+    model = Words()
+    inside = RANKS if door == "shards" else RANKS // 2
+    mesh = init_device_mesh("cpu", (RANKS // inside, inside), mesh_dim_names=("nodes", "shards"))
+    for layer in (model.table, model.layer):
+        fully_shard(layer, mesh=mesh["shards"])
+    fully_shard(model, mesh=mesh["shards"])
+    compressor = EDEN(bits=2, warmup_steps=1, bucket_size=256, min_numel=100)
+    if door == "shards":
+        compressed = compress_reduce_scatter(model, compressor)
+    else:
+        compressed = compress_all_reduce(model, compressor, mesh["nodes"].get_group())
+    told = []
+    for _ in range(3):
+        model.zero_grad()
+        model(torch.arange(words)).square().sum().backward()
+        compressed.finish()
+        told.append([m for m in caplog.messages if "exactly zero" in m])
+    assert not told[0] and told[1] == told[2]
+    tells = mesh["nodes" if door == "replicas" else "shards"].get_local_rank() == 0
+    tells = tells and words == 40
+    assert len(told[1]) == int(tells)
+    if tells:
+        # Of 2 shards of a table of which a tenth is used, the second is zero.
+        share = 80 + 20 * RANK if door == "replicas" and inside > 1 else 90
+        assert "exactly zero, and this scheme rounds zeros" in told[1][0]
+        assert f": 'table' ({share}%);" in told[1][0] and "{'table': None}" in told[1][0]
+
+
+@pytest.mark.parametrize("how", [truncated, flipped])
+@pytest.mark.parametrize("lengths", ["equal", "that vary"])
+def test_a_corrupt_payload_stops_all_ranks(how, lengths, monkeypatch):
+    """Before the optimizer's step; the next step works."""
+    net = make()
+    model = sharded(net)
+    compressor = QSGD(**FINE, coding="fixed" if lengths == "equal" else "elias")
+    compress_reduce_scatter(model, compressor)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    collective, turn = EqualParts if lengths == "equal" else AllToAll, []
+    receive = collective.receive
+
+    def damaged(self, world, handle):
+        parts = receive(self, world, handle)
+        turn.append(1)
+        if RANK == RANKS - 1 and len(turn) == 2:
+            parts[0] = how(parts[0].clone())
+        return parts
+
+    monkeypatch.setattr(collective, "receive", damaged)
+    backward(model, 0)
+    with pytest.raises(PayloadError, match=rf"corrupt at rank {RANKS - 1} \("):
+        optimizer.step()
+    for name, parameter in model.named_parameters():
+        assert torch.equal(parameter.full_tensor(), dict(net.named_parameters())[name]), name
+    assert compressor.step == 0
+    optimizer.zero_grad()
+    backward(model, 0)
+    optimizer.step()
+    assert_close(whole(model), exact(net, 0))
+    assert compressor.step == 1
+
+
+@pytest.mark.parametrize("differs", ["steps_that_differ", "settings"])
+def test_ranks_that_differ(differs):
+    model, first = sharded(make()), RANK == 0
+    compressor = QSGD(bits=4 + (first and differs == "settings"))
+    compressed = compress_reduce_scatter(model, compressor)
+    told = "bits is 5 on rank 0, 4 on rank"
+    if differs != "settings":
+        told = "the step: its number is 7 on rank 0, 0 on rank"
+        compressor.load_state_dict(compressor.state_dict() | {"step": 7 * first})
+    with pytest.raises(RankMismatchError, match=told):
+        stepped(model, compressed, 0)
+
+
+def test_report_and_monitor(tmp_path):
+    model = sharded(make())
+    monitor = Monitor(tmp_path / "all.jsonl", every=1, ranks="all")
+    compressor = QSGD(bits=4, bucket_size=128, monitor=monitor)
+    compressed = compress_reduce_scatter(model, compressor)
+    for step in range(2):
+        stepped(model, compressed, step)
+    report = compressed.report()
+    sizes = [group.coordinates for group in compressor._training.connection.layout.groups]
+    assert report["coordinates"] == sum(sizes) and report["exchange"] == "reduce_scatter"
+    assert 0 < report["wire_bytes"] < report["payload_bytes"] <= report["uncompressed_bytes"]
+    assert report["payload_bytes"] * (RANKS - 1) == pytest.approx(report["wire_bytes"] * RANKS)
+    assert 0 < report["relative_error"] < 1 and report["encode_s"] > 0 and report["decode_s"] > 0
+    monitor.close()
+    lines = [json.loads(line) for line in (tmp_path / "all.jsonl").read_text().splitlines()]
+    start = next(line for line in lines if line["kind"] == "start")
+    names = [member[0] for group in start["groups"] for member in group["members"]]
+    assert names == ["root", "first", "second", "last", "spare"]
+    assert lines[-1]["wire_bytes"] == report["wire_bytes"]
+
+
+def test_settings_change():
+    model = sharded(make())
+    compressor = QSGD(bits=4, bucket_size=128)
+    compressed = compress_reduce_scatter(model, compressor)
+    sent = []
+    for bits in (4, 8, 2):
+        compressor.set(bits=bits)
+        stepped(model, compressed, 0)
+        sent.append(compressor.report()["wire_bytes"])
+    assert sent[2] < sent[0] < sent[1] and compressor.step == 3
+
+
+SCHEMES = {
+    "alq": lambda: ALQ(bits=8, bucket_size=128),
+    "scatter_reduce": lambda: ALQ(bits=8, bucket_size=128, exchange="scatter_reduce"),
+    "eden": lambda: EDEN(bits=8),
+}
+
+
+@pytest.mark.parametrize("name", [None, *SCHEMES])
+def test_replicas(name):
+    """HSDP: FSDP's own all-reduce after a compressed reduce-scatter; or a 1-D mesh within a node,
+    and averages in codes between nodes. Shards are equal bit for bit."""
+    if name is None and RANKS != 4:
+        return
+    inside = 2 if RANKS == 4 else 1
+    mesh = init_device_mesh("cpu", (RANKS // inside, inside), mesh_dim_names=("nodes", "shards"))
+    net = make()
+    model = sharded(net, mesh=mesh if name is None else mesh["shards"])
+    if name is None:
+        compressed = compress_reduce_scatter(model, QSGD(**FINE))
+    else:
+        compressed = compress_all_reduce(model, SCHEMES[name](), mesh["nodes"].get_group())
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    for step in range(5):
+        optimizer.zero_grad()
+        backward(model, step)
+        optimizer.step()
+        if step == 0:
+            assert_close(whole(model), exact(net, 0), 0.02 if name is None else 0.05)
+    assert compressed.compressor.step == 5
+    assert_same_everywhere([p.full_tensor() for p in model.parameters()])
+
+
+@pytest.mark.parametrize("seen", ["report", "end", "trained"])
+def test_a_model_that_nobody_trains(seen, caplog):
+    """A warning, once, if the copy is trained that has no compressor."""
+    model, compressor = sharded(make()), QSGD(**FINE)
+    compressed = compress_reduce_scatter(
+        model if seen == "trained" else sharded(make()), compressor
+    )
+    with caplog.at_level(logging.WARNING, "hvd_adaptive"):
+        stepped(model, compressed, 0)
+        if seen != "end":
+            compressor.report()
+            compressor.report()
+        del compressed, model
+        gc.collect()
+    told = [r.getMessage() for r in caplog.records if r.levelno == logging.WARNING]
+    assert sum(UNUSED in message for message in told) == int(seen != "trained" and RANK == 0)
