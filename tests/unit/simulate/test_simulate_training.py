@@ -220,7 +220,7 @@ def test_no_bar_where_there_is_no_terminal(capfd):
         ({"evaluate_every": -1}, "evaluate_every=-1"),
         ({"data": lambda rank, step: (INPUTS, TARGETS)}, "batch_size: must not be given"),
     ],
-    ids=str,
+    ids=lambda value: value if isinstance(value, str) else "-".join(value),
 )
 def test_refuses(keywords, message):
     with pytest.raises(ValueError, match=message):
