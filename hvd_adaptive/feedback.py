@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from hvd_adaptive import states
 from hvd_adaptive.base.device import HOST, HostCopy
 from hvd_adaptive.base.finite import Finite
+from hvd_adaptive.feedback_state import residuals_checksum
 from hvd_adaptive.feedback_weight import Figures, Own, Weights, growth_error, growth_warning
 
 if TYPE_CHECKING:
@@ -247,7 +247,7 @@ class Residuals:
             return state
         rank, size = self._rank_and_size or (0, 0)
         saved = {"rank": rank, "size": size, "parameters": named}
-        return state | {"residuals": saved, "residuals_checksum": states.residuals_checksum(saved)}
+        return state | {"residuals": saved, "residuals_checksum": residuals_checksum(saved)}
 
     def loaded(self, state: Mapping[str, Any]) -> Residuals:
         """Return new residuals from a compressor's state that ``check_residuals`` has accepted."""

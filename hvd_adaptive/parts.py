@@ -52,7 +52,8 @@ class Parts(dict[str, Codec]):
         # The names of tensors are not known yet, but bits that are not allowed fail now.
         wanted = [c for c in self._changes.values() if c or (c == {} and self._by_tensor)]
         made = {_label(changes): self._make(changes) for changes in wanted}
-        self.update({} if self._by_tensor else made)
+        if not self._by_tensor:
+            self.update(made)
 
     @property
     def may_be_several(self) -> bool:
@@ -132,7 +133,7 @@ class Parts(dict[str, Codec]):
     def use(self, others: Mapping[str, Codec]) -> None:
         """Use these codecs of all parts except the default one from now on."""
         self.clear()
-        self.update({"": self.default}, **others)
+        self.update({"": self.default} | dict(others))
 
     def load_from(self, old: Parts, keep: bool) -> None:
         """Continue another compressor's codecs of the parts that still exist."""

@@ -6,7 +6,6 @@ names the state in that message.
 
 from __future__ import annotations
 
-import zlib
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -15,7 +14,6 @@ import torch
 
 from hvd_adaptive import kernels
 from hvd_adaptive.base.checks import check_flag, check_integer
-from hvd_adaptive.base.finite import all_finite
 
 # Largest counters: the limits of int64 and of the header's table version.
 MOST, MOST_VERSION = 2**63 - 1, 2**32 - 1
@@ -78,47 +76,3 @@ def _checksum(tensor: torch.Tensor) -> int:
     if rest or data.storage_offset() % 4 or data.data_ptr() % 4:
         data = torch.cat([data, data.new_zeros(rest)])
     return kernels.for_device(data.device, "checksum").checksum(data.view(torch.int32), 0)
-
-
-def check_residuals(state: Mapping[str, Any]) -> None:
-    """Raise ValueError if the residuals of error feedback in a compressor's state are invalid, or
-    not the ones that were saved with it.
-    """
-    if "residuals" in state:
-        _check_readable(state["residuals"])
-    known = whole(state, "residuals_checksum") if "residuals_checksum" in state else None
-    saved = state.get("residuals")
-    if known is not None and known != (0 if saved is None else residuals_checksum(saved)):
-        raise ValueError(
-            "state: residuals are missing, or of several ranks. torch.distributed.checkpoint keeps "
-            "one rank's tensors of a name, and reads those that a new state has, but each rank has "
-            "residuals of its own: save {'compression': state} with the CompressionState of "
-            "hvd_adaptive.ddp, PerRank(compressor=compressor) of hvd_adaptive.checkpoint, or a "
-            "file of each rank by torch.save. To go on without residuals, "
-            "remove the entries 'residuals' and 'residuals_checksum'"
-        )
-
-
-def _check_readable(saved: Any) -> None:
-    try:
-        size = whole(saved, "size", of="residuals")
-        whole(saved, "rank", 0, max(0, size - 1), of="residuals")
-        parameters = mapping(entry(saved, "parameters", "residuals"), "parameters")
-    except ValueError as error:
-        raise ValueError(f"state: residuals cannot be read: {error}") from None
-    for name, r in parameters.items():
-        if not isinstance(name, str):
-            raise ValueError(f"state: residuals must have parameters' names as keys, not {name!r}")
-        if not isinstance(r, torch.Tensor) or r.dtype != torch.float32 or r.dim() != 1:
-            raise ValueError(f"state: residual of {name!r} must be a float32 tensor and 1-D")
-        if r.layout != torch.strided:
-            raise ValueError(f"state: residual of {name!r} must be dense, not {r.layout}")
-    if not all_finite(parameters.values()):
-        raise ValueError("state: residuals must be finite")
-
-
-def residuals_checksum(saved: Mapping[str, Any]) -> int:
-    """Return 32 bits of one rank's residuals, which are never 0."""
-    parameters = dict(sorted(saved["parameters"].items()))
-    own = int(saved["rank"]), int(saved["size"]), [*parameters]
-    return zlib.crc32(repr((own, checksums(parameters.values()))).encode()) or 1

@@ -11,10 +11,10 @@ from typing import Any
 import torch
 
 from hvd_adaptive import states
-from hvd_adaptive.adapt.updates import Updates
+from hvd_adaptive.adapt.updates import ScheduledUpdates, Updates
 from hvd_adaptive.connection import Connection
 from hvd_adaptive.feedback import Residuals
-from hvd_adaptive.feedback_weight import check_weights
+from hvd_adaptive.feedback_state import check_residuals
 from hvd_adaptive.instances import Instance
 from hvd_adaptive.monitor import StepMeter
 from hvd_adaptive.parts import Parts
@@ -40,9 +40,11 @@ class Training:
 
     def __init__(self, parts: Parts) -> None:
         codec = parts.default
-        weight = codec.settings.error_feedback
+        weight, adaptation = codec.settings.error_feedback, codec.adaptation
         self._scaler = codec.settings.grad_scaler
-        self.updates = Updates(parts, codec.adaptation)
+        self.updates = Updates(parts)
+        if adaptation is not None:
+            self.updates = ScheduledUpdates(parts, adaptation.update_steps)
         self.meter = StepMeter()
         self.residuals = None if weight is None else Residuals(weight, self._scaler)
         self.instance = Instance()
@@ -83,8 +85,7 @@ class Training:
         """Raise ValueError unless ``load_state`` can load ``state``."""
         states.whole(state, "encodes")
         self.updates.check_state(state)
-        check_weights(state)
-        states.check_residuals(state)
+        check_residuals(state)
 
     def load_state(self, state: Mapping[str, Any]) -> None:
         """Load what ``state_dict`` returned, except for the instance, after ``check_state`` and the

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -13,7 +13,6 @@ import torch
 from hvd_adaptive import states
 from hvd_adaptive.adapt.joint_update import JointUpdate
 from hvd_adaptive.adapt.schedule import WINDOW, UpdateSchedule
-from hvd_adaptive.adapt.statistics import Adaptation
 from hvd_adaptive.base.errors import WarnOnce
 
 logger = logging.getLogger("hvd_adaptive")
@@ -115,31 +114,16 @@ NOTHING = Due(False, False, False)
 
 
 class Updates:
-    """Updates of the tables of a compressor's codecs, which have the labels of their parts.
-
-    There are none if ``adaptation`` is None: the scheme is never fitted. If it is, its codecs
-    implement ``joint_update.Fitted``.
+    """Updates of a scheme that is never fitted: there are none. ``codecs`` has each part's by
+    label.
     """
 
-    def __init__(self, codecs: Mapping[str, Any], adaptation: Adaptation | None) -> None:
-        self._codecs, self._exist = codecs, adaptation is not None
-        self.schedule = UpdateSchedule(() if adaptation is None else adaptation.update_steps)
-        # New second stages are fitted regardless of the schedule.
-        self._second_schedule = UpdateSchedule(())
-        self._window = SampleWindow()
-        self._warn_kept, self._warn_lost = WarnOnce(logger), WarnOnce(logger)
+    def __init__(self, codecs: Mapping[str, Any]) -> None:
+        self._codecs = codecs
 
     def at(self, step: int) -> Due:
         """Return what is due at ``step``. Wrong ``update_steps`` raise here."""
-        if not self._exist:
-            return NOTHING
-        precedes = self._precedes_fit(step)
-        first = self._codecs[""].is_fitted and self.schedule.is_due(step)
-        second = self._second_schedule.retry_at == step  # nothing is planned
-        return Due(first, second, precedes or first or second)
-
-    def _precedes_fit(self, step: int) -> bool:
-        return self._codecs[""].is_fitted and self.schedule.precedes_fit(step)
+        return NOTHING
 
     def due(self, step: int) -> bool:
         """Return whether tables are refitted at ``step``."""
@@ -154,10 +138,6 @@ class Updates:
         """Make the second stages of parts before ``step``, at which new tables are fitted."""
         for label in labels:
             self._codecs[label].second_stage(ranks)
-        for second in self._seconds(labels).values():
-            if second.table_version == 0 and not second.fit_requested:
-                second.fit_requested = True
-                self._second_schedule.request(step)
 
     def run(
         self,
@@ -176,8 +156,63 @@ class Updates:
             parts: Labels of the parts.
             worker: The rank, if this process simulates several.
         """
-        if not self._exist:
-            return
+
+    def load_from(self, old: Any, keep: bool, step: int) -> None:
+        """Continue the schedule of ``old``, whose compressor had other settings. If not ``keep``,
+        because something that tables are fitted to has changed, they are fitted at ``step``, the
+        next one.
+        """
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the pending updates."""
+        return {}
+
+    def check_state(self, state: Mapping[str, Any]) -> None:
+        """Raise ValueError unless ``load_state`` can load ``state``."""
+
+    def load_state(self, state: Mapping[str, Any]) -> None:
+        """Load what ``state_dict`` returned, after ``check_state`` and the codecs' tables."""
+
+
+class ScheduledUpdates(Updates):
+    """Updates of a scheme that is fitted to gradients: its codecs implement
+    ``joint_update.Fitted``.
+    """
+
+    def __init__(
+        self, codecs: Mapping[str, Any], steps: Iterable[int] | Callable[[int], bool] | None
+    ) -> None:
+        super().__init__(codecs)
+        self.schedule = UpdateSchedule(steps)
+        # New second stages are fitted regardless of the schedule.
+        self._second_schedule = UpdateSchedule(())
+        self._window = SampleWindow()
+        self._warn_kept, self._warn_lost = WarnOnce(logger), WarnOnce(logger)
+
+    def at(self, step: int) -> Due:
+        precedes = self._precedes_fit(step)
+        first = self._codecs[""].is_fitted and self.schedule.is_due(step)
+        second = self._second_schedule.retry_at == step  # nothing is planned
+        return Due(first, second, precedes or first or second)
+
+    def _precedes_fit(self, step: int) -> bool:
+        return self._codecs[""].is_fitted and self.schedule.precedes_fit(step)
+
+    def prepare_second_stages(self, ranks: int, labels: Sequence[str], step: int) -> None:
+        super().prepare_second_stages(ranks, labels, step)
+        for second in self._seconds(labels).values():
+            if second.table_version == 0 and not second.fit_requested:
+                second.fit_requested = True
+                self._second_schedule.request(step)
+
+    def run(
+        self,
+        step: int,
+        samples: Callable[[int, str], list[torch.Tensor]],
+        sync: Callable,
+        parts: Sequence[str] = ("",),
+        worker: int = 0,
+    ) -> None:
         codecs = {label: self._codecs[label] for label in parts}
         own = {
             label: codec.collect(samples(codec.adaptation.samples, label))
@@ -218,13 +253,7 @@ class Updates:
         if not alone:
             self.schedule.done(step, complete)
 
-    def load_from(self, old: Updates, keep: bool, step: int) -> None:
-        """Continue the schedule of ``old``, whose compressor had other settings. If not ``keep``,
-        because something that tables are fitted to has changed, they are fitted at ``step``, the
-        next one.
-        """
-        if not self._exist:
-            return
+    def load_from(self, old: ScheduledUpdates, keep: bool, step: int) -> None:
         self.schedule.go_on(old.schedule)
         if keep:
             self._second_schedule = old._second_schedule
@@ -232,27 +261,18 @@ class Updates:
             self.schedule.request(step)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the pending updates."""
-        if not self._exist:
-            return {}
         state = {"schedule": self.schedule.state_dict()} | self._window.state_dict()
         if self._seconds(list(self._codecs)):
             state["second_schedule"] = self._second_schedule.state_dict()
         return state
 
     def check_state(self, state: Mapping[str, Any]) -> None:
-        """Raise ValueError unless ``load_state`` can load ``state``."""
-        if not self._exist:
-            return
         UpdateSchedule.checked(states.entry(state, "schedule"))
         if "second_schedule" in state:
             UpdateSchedule.checked(state["second_schedule"])
         self._loaded_window(state)
 
     def load_state(self, state: Mapping[str, Any]) -> None:
-        """Load what ``state_dict`` returned, after ``check_state`` and the codecs' tables."""
-        if not self._exist:
-            return
         self.schedule.load_state_dict(state["schedule"])
         self._window = self._loaded_window(state)
         self._second_schedule = UpdateSchedule(())
