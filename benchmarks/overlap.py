@@ -3,8 +3,8 @@
     python benchmarks/overlap.py --hosts 2 4 --models resnet18 llama vgg bert
 
 Each method exchanges a network's gradients twice: in a backward pass that takes no time, and in one
-that takes --backward-ms, the processor idle, as where a GPU computes. Needs Linux, root and
-iproute2, as network.py does.
+that takes --backward-ms, the processor idle, as where a GPU computes. "nothing" shows what the
+framework itself adds to the backward pass. Needs Linux, root and iproute2, as network.py does.
 """
 
 from __future__ import annotations
@@ -28,11 +28,13 @@ from tqdm import tqdm
 from hvd_adaptive.tools.output import script_parser, whole
 
 METHODS = (
+    "ddp/nothing",
     "ddp/float32",
     "ddp/float16",
     "ddp/PowerSGD(rank=1|4)",
     "ddp/ALQ(bits=3)",
     "ddp/EDEN(bits=1)",
+    "mpi/nothing",
     "mpi/float32",
     "mpi/float16",
     "ALQ(bits=3)",

@@ -10,7 +10,7 @@ import torch
 
 from hvd_adaptive.ddp import CompressionState, compression_hook
 from hvd_adaptive.tools.bench.backward import FakeNetwork, Shapes, Still
-from laboratory.methods import BFLOAT16, POWERSGD, Method
+from laboratory.methods import BFLOAT16, NOTHING, POWERSGD, Method
 from laboratory.sharded import ShardedNetwork
 
 # PowerSGD starts at this step; the worker's untimed steps must go beyond it.
@@ -74,6 +74,25 @@ def make_network(
     return make(shapes, memory, variants, seconds)
 
 
+class Nothing:
+    """A compression of Horovod's that leaves gradients as they are, and reduces one number each."""
+
+    def compress(self, tensor: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return a number for Horovod, and the gradient."""
+        return torch.zeros(1), tensor
+
+    def decompress(self, output: torch.Tensor, tensor: torch.Tensor) -> torch.Tensor:
+        """Return the gradient."""
+        return tensor
+
+
+def returned(state: None, bucket: Any) -> torch.futures.Future[torch.Tensor]:
+    """Return a bucket of DDP as it is, a hook."""
+    future: torch.futures.Future[torch.Tensor] = torch.futures.Future()
+    future.set_result(bucket.buffer())
+    return future
+
+
 class HorovodRanks:
     """Ranks under Horovod, on MPI or Gloo as they were launched."""
 
@@ -88,7 +107,8 @@ class HorovodRanks:
 
     def prepare(self, method: Method, model: Any, optimizer: Any, named: Any) -> Prepared:
         """Give ``hvd.DistributedOptimizer`` the method's compression."""
-        compression = method.method.compression(self.hvd.Compression)
+        stock = self.hvd.Compression
+        compression = Nothing() if method.is_nothing else method.method.compression(stock)
         distributed = self.hvd.DistributedOptimizer(
             optimizer, named_parameters=named, compression=compression
         )
@@ -129,7 +149,12 @@ class DdpRanks:
             scheme = method.method.scheme()
             wrapped.register_comm_hook(CompressionState(scheme, named), compression_hook)
             return wrapped, optimizer, scheme
-        hooks = {"float32": None, "float16": self._fp16, POWERSGD: self._powersgd}
+        hooks = {
+            "float32": None,
+            "float16": self._fp16,
+            POWERSGD: self._powersgd,
+            NOTHING: lambda ddp: ddp.register_comm_hook(None, returned),
+        }
         if (register := hooks[method.name]) is not None:
             register(wrapped, **method.method.keywords)
         return wrapped, optimizer, None

@@ -20,6 +20,7 @@ from hvd_adaptive.tools import methods
 BACKENDS = ("mpi", "gloo", "ddp", "fsdp")
 POWERSGD = "PowerSGD"
 BFLOAT16 = "bfloat16"
+NOTHING = "nothing"
 
 DEFAULTS = (
     "mpi/float32",
@@ -54,7 +55,8 @@ class Method:
     @property
     def is_scheme(self) -> bool:
         """Whether it is a compressor of this package, or supposed to be one."""
-        return self.method.is_scheme and not (self.is_powersgd or self.is_bfloat16)
+        others = self.is_powersgd, self.is_bfloat16, self.is_nothing
+        return self.method.is_scheme and not any(others)
 
     @property
     def fits(self) -> bool:
@@ -65,6 +67,11 @@ class Method:
     def is_powersgd(self) -> bool:
         """Whether it is PyTorch's hook of this name."""
         return self.backend == "ddp" and self.name == POWERSGD
+
+    @property
+    def is_nothing(self) -> bool:
+        """Whether gradients stay on their rank."""
+        return self.backend != "fsdp" and self.name == NOTHING
 
     @property
     def is_bfloat16(self) -> bool:

@@ -57,6 +57,8 @@ def test_methods():
     found += parse(["ddp:4/eden(bits=1)", "fsdp/bfloat16"])
     assert [method.bucket_cap_mb for method in found] == [None] * 4 + [4, None]
     assert found[-1].label == "fsdp/bfloat16" and not found[-1].is_scheme
+    (nothing,) = parse(["ddp/nothing"])
+    assert nothing.is_nothing and not nothing.is_scheme
     assert [m.label for m in parse(m.label for m in found)] == [m.label for m in found]
     texts = ["gloo/ALQ(bits=2|3, coding='fixed'|'huffman')", "gloo/alq(bits=3,coding='fixed')"]
     assert [method.label for method in parse(texts)] == [
