@@ -58,6 +58,10 @@ class GradientCompressor(Changing, _Base, metaclass=RefusesClasses):
 
     Attributes:
         settings: Keywords that all schemes share.
+        parts: The codecs of the parts by label, a mapping; each has its own level table. The label
+            is "" for the default part, which is also ``parts.default``; "bits=4" for parameters
+            whose ``parameter_bits`` are 4; a parameter's name with ``scope="tensor"``, known after
+            the first gradients.
         step: Number of the next step.
 
     Examples:
@@ -80,24 +84,14 @@ class GradientCompressor(Changing, _Base, metaclass=RefusesClasses):
             raise ValueError(f"coding={settings.coding!r}: {scheme} allows {allowed} alone")
         framework().constructed(self)
         self._codec, self.settings = codec, settings
-        self._parts = Parts(codec, _maker(type(self), self._keywords, "for_parts"))
-        self._training = Training(self._parts)
+        self.parts = Parts(codec, _maker(type(self), self._keywords, "for_parts"))
+        self._training = Training(self.parts)
         self.step = 0
 
     @property
     def _again(self) -> Callable[..., Any]:
         """Return a function (*dropped, **changes): a codec with these keywords, for averages."""
         return _maker(type(self), self._keywords, "for_parts", "for_averages")
-
-    @property
-    def parts(self) -> Parts:
-        """Return the codecs of the parts by label, a mapping; each has its own level table.
-
-        The label is "" for the default part, which is also ``parts.default``; "bits=4" for
-        parameters whose ``parameter_bits`` are 4; a parameter's name with ``scope="tensor"``, known
-        after the first gradients.
-        """
-        return self._parts
 
     # What a user and Horovod call ---------------------------------------------------------------
 

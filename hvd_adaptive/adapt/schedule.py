@@ -12,6 +12,7 @@ LONGEST_WAIT = 1024
 # Steps that a fit is based on: its own and those before it. If gradients of several kinds take
 # turns, as in a GAN or in SAM, this many steps in a row hold each kind in its proportion.
 WINDOW = 8
+_EARLY, _EVERY = (0, 1, WINDOW - 1, 100, 2000), 10_000
 
 
 def default_steps(step: int) -> bool:
@@ -21,7 +22,7 @@ def default_steps(step: int) -> bool:
     table is good. It has seen one step alone, so steps 1 and 7 follow: the first two, and the first
     ``WINDOW`` steps.
     """
-    return step in (0, 1, WINDOW - 1, 100, 2000) or (step > 0 and step % 10_000 == 0)
+    return step in _EARLY or (step > 0 and step % _EVERY == 0)
 
 
 class UpdateSchedule:
@@ -77,6 +78,13 @@ class UpdateSchedule:
             later = map(self._answers.__getitem__, range(step + 1, step + WINDOW))
             self._ahead = step, any(later)
         return self._ahead[1] or self.retry_at in range(step + 1, step + WINDOW)
+
+    def quiet_from(self, step: int) -> range:
+        """Return steps from ``step`` on that are neither due nor sampled, as far as is known."""
+        if self.planned is not default_steps or self.retry_at is not None:
+            return range(0)  # a user's function is called for each step
+        following = next((s for s in _EARLY if s >= step), -(-step // _EVERY) * _EVERY)
+        return range(step, following - WINDOW + 1)
 
     def retries(self, step: int) -> bool:
         """Return whether ``step`` is due only because an earlier update was incomplete."""

@@ -168,6 +168,8 @@ class AutoExchange(Exchange):
             small, large = seconds[label]
             self._lines[label] = small, max(large - small, 0.0) / (SIZES[1] - SIZES[0])
         self.is_set_up = True
+        # Beside groups of more collectives, ranks could wait for each other.
+        self.overlaps = "hierarchical" not in self._candidates
         listed = [f"{label} {1e3 * a:.2f} and {1e3 * b:.2f}" for label, (a, b) in seconds.items()]
         logger.info(
             "exchange='auto': over %d ranks groups of %d and %d coordinates take, in milliseconds: "
@@ -228,12 +230,6 @@ class AutoExchange(Exchange):
     def working_bytes(self, codec: Codec, quantized: int, full: int) -> int:
         chosen = self._candidates[self.choice(quantized + full)]
         return chosen.working_bytes(codec, quantized, full)
-
-    def stages(self, coordinates: int) -> int | None:
-        # Beside routes of more stages, ranks could wait for each other.
-        if "hierarchical" in self._candidates:
-            return None
-        return self._candidates[self.choice(coordinates)].stages(coordinates)
 
     def collectives(self, coordinates: int) -> int:
         return self._candidates[self.choice(coordinates)].collectives(coordinates)

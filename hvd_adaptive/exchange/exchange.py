@@ -53,10 +53,16 @@ class Exchange(ABC):
     """A way to exchange groups between ranks, on one rank.
 
     It does not depend on Horovod: it yields collectives, so that the simulation of all ranks runs
-    the same code. ``is_set_up`` says whether ``set_up`` has been called or is not needed.
+    the same code.
+
+    Attributes:
+        is_set_up: ``set_up`` has been called, or is not needed.
+        overlaps: A group has one or two collectives, and its second may be submitted before other
+            groups start. Otherwise a group must wait for those that were launched before it.
     """
 
     is_set_up = True
+    overlaps = False
 
     def __init__(self, rank_info: RankInfo) -> None:
         self.rank_info, self.ranks, self.rank = rank_info, rank_info.ranks, rank_info.rank
@@ -109,12 +115,6 @@ class Exchange(ABC):
         """Return the bytes for processing a collective's result, besides payloads and result."""
         return 0
 
-    def stages(self, coordinates: int) -> int | None:
-        """Return the number of a group's collectives, 1 or 2, if it may go on before other groups
-        start; None if it must wait for groups that were launched before it.
-        """
-        return None
-
     @abstractmethod
     def collectives(self, coordinates: int) -> int:
         """Return the number of a group's collectives, the same on every rank."""
@@ -144,13 +144,12 @@ class Exchange(ABC):
 class AllgatherExchange(Exchange):
     """Send every rank's payload to every other rank, which decodes all: for few ranks."""
 
+    overlaps = True
+
     def in_flight_bytes(self, codec: Codec, quantized: int, full: int, dtype: torch.dtype) -> int:
         # All ranks' payloads, and its own once more or, sent directly, for each of them.
         copies = self.ranks + copies_sent(self.ranks)
         return copies * codec.payloads.most_length(quantized, full, dtype)
-
-    def stages(self, coordinates: int) -> int:
-        return 1
 
     def collectives(self, coordinates: int) -> int:
         return 1

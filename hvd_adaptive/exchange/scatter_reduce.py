@@ -103,6 +103,8 @@ def cut(quantized: int, full: int, bucket_size: int, owners: int) -> tuple[Chunk
 class ScatterReduceExchange(Exchange):
     """``hvd.alltoall`` of chunks, then ``hvd.allgather`` of their averages."""
 
+    overlaps = True
+
     def log_choices(self, groups: Sequence[Group], codecs: Mapping[str, Codec]) -> None:
         if self.rank == 0:
             self.warn(groups, codecs)
@@ -125,9 +127,6 @@ class ScatterReduceExchange(Exchange):
         # First stage: payloads sent and received. Second stage: the own average and all averages.
         first = sum(own) + self.ranks * max(own, default=0)
         return max(first, copies_sent(self.ranks) * max(averages, default=0) + sum(averages))
-
-    def stages(self, coordinates: int) -> int:
-        return 2
 
     def collectives(self, coordinates: int) -> int:
         return 2

@@ -20,6 +20,7 @@ from hvd_adaptive.exchange.exchange import FailedElsewhereError
 from hvd_adaptive.states import checksums
 
 if TYPE_CHECKING:
+    from hvd_adaptive.adapt.updates import Due
     from hvd_adaptive.compressor import GradientCompressor
     from hvd_adaptive.layout import Layout
     from hvd_adaptive.transport.world import World
@@ -122,17 +123,20 @@ def compare_settings(world: Any, compressor: GradientCompressor) -> None:
 
 
 def position(
-    compressor: GradientCompressor, attempt: int, layout: Layout, held: bool, compares: bool
+    compressor: GradientCompressor,
+    attempt: int,
+    layout: Layout,
+    due: Due,
+    held: bool,
+    compares: bool,
 ) -> torch.Tensor:
-    """Return what must be alike, int64: settings, step, attempt, due fits, layout, and whether the
-    rank sends nothing before all gradients have arrived (``held``); and whether it ``compares``
+    """Return what must be alike, int64: settings, step, attempt, ``due`` fits, layout, and whether
+    the rank sends nothing before all gradients have arrived (``held``); and whether it ``compares``
     parameters, which need not be alike.
     """
-    updates, step = compressor._training.updates, compressor.step
-    first, second, samples = updates.at(step)
-    due = first + 2 * second + 4 * samples
-    settings = compressor.parts.default.settings_fingerprint
-    numbers = (settings, step, attempt, due, layout.fingerprint >> 1, int(held), int(compares))
+    fits = due.first + 2 * due.second + 4 * due.samples
+    settings, groups = compressor.parts.default.settings_fingerprint, layout.fingerprint >> 1
+    numbers = settings, compressor.step, attempt, fits, groups, int(held), int(compares)
     return torch.tensor(numbers, device="cpu")
 
 

@@ -170,7 +170,7 @@ class OrderedStep(Step):
     def _known_course(self) -> Course:
         if self._course is None:
             lag, window = LAG, WINDOW
-            sizes = self.binding.in_flight_bytes(self.layout)
+            sizes = [plan.most for plan in self.binding.plans(self.layout)]
             fitting = self.binding.settings.tuning.in_flight_bytes // max(1, *sizes)
             if not self._on_cpu:
                 # To receive in a hook would make the host wait: send all that fits, receive later.
@@ -198,10 +198,7 @@ class OrderedStep(Step):
         if index < 0 or not (self._all_arrived or arrivals.all_of(index)):
             return None
         self._next = index
-        flight = self._start(index, self.binding.in_flight_bytes(self.layout)[index])
-        coordinates = self.layout.groups[index].coordinates
-        flight.stages = self.binding.exchange.collectives(coordinates)
-        return flight
+        return self._start(index, self.binding.plans(self.layout)[index])
 
     def _is_there(self, flight: Flight) -> bool:
         return flight.is_over or (self.may_receive and self.binding.world.poll(flight.handle))

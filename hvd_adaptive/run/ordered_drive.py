@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
+from hvd_adaptive.adapt.updates import NOTHING
 from hvd_adaptive.base.device import HostCopy, stacked
 from hvd_adaptive.base.errors import RankMismatchError
 from hvd_adaptive.run.agreement import disagreement, position
@@ -72,7 +73,9 @@ class OrderedDrive(Drive):
         if residuals is not None:
             residuals.lay_out(layout, binding.world.rank, binding.world.size)
         binding.prepare(number)
-        samples = compressor._training.updates.at(number).samples
+        updates = compressor._training.updates
+        due = NOTHING if number in updates.quiet else updates.at(number)
+        samples = self._samples = due.samples
         warmed_up = number == compressor.settings.warmup_steps
         forgets = samples or number % LENGTHS_LAST == 0 or warmed_up
         if forgets:
@@ -80,7 +83,7 @@ class OrderedDrive(Drive):
         # Lengths are exchanged anew: the host would wait for a GPU, and so for the backward pass.
         self.held = samples or not binding.exchange.is_set_up or (forgets and not on_cpu)
         self.step = OrderedStep(binding, layout, number, attempt, residuals, worker, on_cpu)
-        own = position(compressor, attempt, layout, self.held, binding.wants_comparison)
+        own = position(compressor, attempt, layout, due, self.held, binding.wants_comparison)
         self._check: Any = binding.world.begin_gather(own)
         self._agreed = self._compares = False
         # Slots that arrived together, and for each whether this rank's gradient has a value other
@@ -115,8 +118,8 @@ class OrderedDrive(Drive):
         binding, step = self.binding, self.step
         self._agree(wait=True)
         binding.set_up(step.layout, step.number, step.device)
-        updates = binding.compressor._training.updates
-        if self.held and updates.at(step.number).samples:  # a step with samples is held
+        if self._samples:
+            updates = binding.compressor._training.updates
             updates.run(step.number, step.samples, binding.sync(), step.parts)
         step.launch_all(1.0 / binding.world.size)
         has_residuals = binding.compressor._training.residuals is not None

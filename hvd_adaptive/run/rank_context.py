@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Hashable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
@@ -21,6 +21,15 @@ if TYPE_CHECKING:
     from hvd_adaptive.compressor import GradientCompressor
 
 logger = logging.getLogger("hvd_adaptive")
+
+
+class Plan(NamedTuple):
+    """How a group is exchanged: the most bytes that this holds, and the number of its collectives;
+    0 before the exchange is set up.
+    """
+
+    most: int
+    collectives: int
 
 
 class RankContext:
@@ -49,7 +58,7 @@ class RankContext:
         self.named: Sequence[tuple[str, torch.Tensor]] = ()
         self.compared_at = -1
         self._buffers: dict[Hashable, torch.Tensor] = {}
-        self._sizes: tuple[Layout | None, bool, list[int]] = None, False, []
+        self._plans: tuple[Layout | None, bool, list[Plan]] = None, False, []
         compressor._training.meter.clear()
         compressor._training.instance.bind()
         self.monitored = Monitored(compressor, world.rank)
@@ -88,7 +97,7 @@ class RankContext:
                 tail=self.settings.tail,
                 most_coordinates=most,
             )
-            largest = max(self.in_flight_bytes(layout), default=0)
+            largest = max((plan.most for plan in self.plans(layout)), default=0)
             if largest <= bound:
                 if self.exchange.is_set_up:
                     self._exchange_is_known(layout)
@@ -134,20 +143,21 @@ class RankContext:
             self.compressor._training.meter.hold({"buffers": held})
         return buffer[:coordinates]
 
-    def in_flight_bytes(self, layout: Layout) -> list[int]:
-        """Return the most bytes that each group's exchange holds; with a warm-up, to which a loaded
-        state may return, in full precision.
+    def plans(self, layout: Layout) -> list[Plan]:
+        """Return how each group is exchanged; with a warm-up, to which a loaded state may return,
+        in full precision.
         """
         exchange, known = self.exchange, self.exchange.is_set_up
-        if self._sizes[0] is not layout or self._sizes[1] is not known:
-            sizes = []
+        if self._plans[0] is not layout or self._plans[1] is not known:
+            plans = []
             for group in layout.groups:
                 quantized = exchange.quantized(group) if known else group.quantized
                 quantized = 0 if self.settings.warmup_steps else quantized
                 codec, full = self.compressor.parts[group.part], group.coordinates - quantized
-                sizes.append(exchange.in_flight_bytes(codec, quantized, full, group.dtype))
-            self._sizes = layout, known, sizes
-        return self._sizes[2]
+                most = exchange.in_flight_bytes(codec, quantized, full, group.dtype)
+                plans.append(Plan(most, exchange.collectives(group.coordinates) if known else 0))
+            self._plans = layout, known, plans
+        return self._plans[2]
 
     def name_at(self, attempt: int) -> str:
         """Return the beginning of names of an attempt's collectives, which differ by attempt."""

@@ -21,7 +21,7 @@ from hvd_adaptive.run.trip import Flight, Trips
 from hvd_adaptive.transport.collectives import AllGather, InFlight
 
 if TYPE_CHECKING:
-    from hvd_adaptive.run.rank_context import RankContext
+    from hvd_adaptive.run.rank_context import Plan, RankContext
     from hvd_adaptive.run.worker import Worker
 
 
@@ -256,15 +256,12 @@ class Step(ABC):
     def _advance_oldest(self) -> None:
         """Wait for the collective that comes next, and advance its group."""
 
-    def _start(self, index: int, most: int) -> Flight:
-        """Encode a group and submit its payload; ``most``: bytes that its exchange holds."""
-        binding, early = self.binding, None
+    def _start(self, index: int, plan: Plan) -> Flight:
+        """Encode a group and submit its payload."""
         trip = self._trips.trip(index, self._factor)
         request = next(trip)
-        self._held += most
-        if self.arrivals.on_cpu and binding.world.orders_collectives:
-            early = binding.exchange.stages(self.layout.groups[index].coordinates)
-        flight = Flight(index, trip, request, most, early)
+        self._held += plan.most
+        flight = Flight(index, trip, request, *plan)
         self._submit(flight)
         return flight
 

@@ -45,8 +45,7 @@ class Flight:
     trip: Trip
     request: Collective | None
     most: int  # bytes that its exchange holds
-    early: int | None = None  # the number of its stages, if they may go on before the first result
-    stages: int = 0  # the number of its collectives, in an OrderedStep
+    stages: int  # the number of its collectives
     stage: int = 0  # the collective that it waits for
     is_over: bool = False  # its last collective has been received
     handle: Any = None

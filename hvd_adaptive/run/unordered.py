@@ -11,6 +11,7 @@ class UnorderedStep(Step):
     """A step of which each rank launches a group, and advances it, as soon as it can."""
 
     is_received = False
+    _overlaps = False  # see ``Exchange.overlaps``; a GPU's groups never do
 
     def renumber(self, number: int) -> None:
         """Adopt the number of the first rank, before anything is sent."""
@@ -34,12 +35,13 @@ class UnorderedStep(Step):
             if not arrivals.any_of(index):
                 self._next = index
                 continue
-            most = self.binding.in_flight_bytes(self.layout)[index]
+            plan = self.binding.plans(self.layout)[index]
             bound = self.binding.settings.tuning.in_flight_bytes
-            if self._flying and self._held + most > bound:
+            if self._flying and self._held + plan.most > bound:
                 break
             self._next = index
-            self._start(index, most)
+            self._overlaps = arrivals.on_cpu and self.binding.exchange.overlaps
+            self._start(index, plan)
             self._submit_second_stages()
         self.is_received = not self._flying and self._next == 0
 
@@ -51,9 +53,11 @@ class UnorderedStep(Step):
         waits for ranks that are behind it, or for an older group. Averages are not decoded here,
         because they would overwrite memory into which autograd may still accumulate.
         """
+        if not self._overlaps:
+            return
         for flight in tuple(self._flying):
             if flight.stage == 0:
-                if flight.early != 2 or not self.binding.world.poll(flight.handle):
+                if flight.stages != 2 or not self.binding.world.poll(flight.handle):
                     return
                 self._advance(flight)
 
@@ -64,10 +68,11 @@ class UnorderedStep(Step):
         its last stage a group submits nothing, so the order does not matter. Other stages are
         advanced in the order of their submission, after all gradients have arrived.
         """
-        poll, first_is_next = self.binding.world.poll, True
+        poll, first_is_next, overlaps = self.binding.world.poll, True, self._overlaps
         for flight in tuple(self._flying):
-            is_second_next = flight.early == 2 and flight.stage == 0 and first_is_next
-            is_last = flight.early == flight.stage + 1
+            is_first = overlaps and flight.stage == 0 and first_is_next
+            is_second_next = is_first and flight.stages == 2
+            is_last = overlaps and flight.stages == flight.stage + 1
             is_oldest = self._all_arrived and self._flying and flight is self._flying[0]
             if (is_second_next or is_last or is_oldest) and poll(flight.handle):
                 self._advance(flight)

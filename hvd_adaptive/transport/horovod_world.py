@@ -98,7 +98,6 @@ class HorovodWorld(World):
     None if none can be.
     """
 
-    orders_collectives = True
     left: threading.Event | None = None
 
     def __init__(self, process_set: Any = None) -> None:

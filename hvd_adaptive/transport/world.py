@@ -23,13 +23,11 @@ class World(ABC):
 
     Attributes:
         sends_directly: Whether an allgather consists of messages to each rank (``AllGather``).
-        orders_collectives: Whether ranks may submit collectives in different orders.
     """
 
     size: int
     rank: int
     sends_directly: bool = False
-    orders_collectives: bool = False
 
     @abstractmethod
     def is_current(self) -> bool:

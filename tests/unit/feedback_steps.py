@@ -9,6 +9,7 @@ import torch
 from hvd_adaptive.exchange.exchange import AllgatherExchange, RankInfo
 from hvd_adaptive.feedback_weight import Figures, Own, Weights
 from hvd_adaptive.layout import Member, build_layout
+from hvd_adaptive.run.rank_context import Plan
 from hvd_adaptive.run.unordered import UnorderedStep
 
 
@@ -42,7 +43,6 @@ class OneRank:
             allgather=self.hvd.allgather,
             synchronize=self.hvd.synchronize,
             sends_directly=False,
-            orders_collectives=False,
         )
         self.exchange, self.name = AllgatherExchange(RankInfo(1, 0)), "test"
         dtypes = dtypes or [torch.float32] * len(sizes)
@@ -61,8 +61,8 @@ class OneRank:
     def buffer(self, use, coordinates, dtype, device):
         return torch.full((coordinates,), 7.0, dtype=dtype)
 
-    def in_flight_bytes(self, layout):
-        return [4 * group.coordinates for group in layout.groups]
+    def plans(self, layout):
+        return [Plan(4 * group.coordinates, 1) for group in layout.groups]
 
     def begin(self, attempt: int = 0) -> UnorderedStep:
         """As the session makes a step."""

@@ -52,12 +52,9 @@ def test_position_differs_with_every_fit_that_is_due():
     found = set()
     for first, second, samples in itertools.product((False, True), repeat=3):
         due = Due(first, second, samples)
-        updates = SimpleNamespace(at=lambda step, due=due: due)
         parts = SimpleNamespace(default=SimpleNamespace(settings_fingerprint=1))
-        training = SimpleNamespace(updates=updates)
-        compressor = SimpleNamespace(_training=training, step=5, parts=parts)
-        layout = SimpleNamespace(fingerprint=8)
-        found.add(tuple(position(compressor, 0, layout, False, False).tolist()))
+        compressor, layout = SimpleNamespace(step=5, parts=parts), SimpleNamespace(fingerprint=8)
+        found.add(tuple(position(compressor, 0, layout, due, False, False).tolist()))
     assert len(found) == 8
 
 

@@ -27,6 +27,7 @@ from hvd_adaptive.hooks.ddp.bucket_session import BucketSession
 from hvd_adaptive.hooks.ddp.buckets import Bucket, BucketFuture, Names
 from hvd_adaptive.run import worker
 from hvd_adaptive.run.ordered import Course, OrderedStep
+from hvd_adaptive.run.rank_context import Plan
 
 # `make soak` runs 100,000.
 SCHEDULES = int(os.environ.get("HVD_ADAPTIVE_SCHEDULES", "40"))
@@ -202,9 +203,7 @@ def test_swapped_submissions_are_found(monkeypatch):
         if not self.binding.world.rank or self._all_arrived or not complete:
             return right(self)
         begun.add(complete[0])
-        flight = self._start(complete[0], 0)
-        flight.stages = 1
-        return flight
+        return self._start(complete[0], Plan(0, 1))
 
     monkeypatch.setattr(OrderedStep, "_begin_next", wrong)
     assert first_failure(check, (OrderError, AssertionError)) is not None
