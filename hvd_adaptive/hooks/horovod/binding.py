@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from hvd_adaptive.hooks.horovod.agreement import Agreement
 from hvd_adaptive.hooks.horovod.owner import Owner, find_owner, take_adasums_step_back
-from hvd_adaptive.hooks.horovod.served import ServedParameters, gradient_dtype, is_laid_out
+from hvd_adaptive.hooks.horovod.served import ServedParameters, gradient_dtype
 from hvd_adaptive.hooks.horovod.unfinished import AbandonedSteps
 from hvd_adaptive.layout import Layout, Member, build_layout
 from hvd_adaptive.run.rank_context import RankContext
@@ -141,15 +141,6 @@ class Binding(RankContext):
         )
         self.layout = self._laid_out(by_name=True)
         return self.layout
-
-    def is_current(self) -> bool:
-        """Return whether ranks, optimizer, and dtypes and shapes of parameters are still the same;
-        raise RuntimeError if a second optimizer calls.
-        """
-        same = self.world.is_current() and (
-            self.owner is None or self.parameters.is_called_by_its_optimizer()
-        )
-        return same and (self.layout is None or is_laid_out(self.layout, self.parameters.by_slot))
 
     @property
     def unnamed(self) -> str:

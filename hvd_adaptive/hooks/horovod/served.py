@@ -169,6 +169,7 @@ class ServedParameters:
         by_slot: Sequence[torch.nn.Parameter],
     ) -> None:
         self._compressor, self.by_slot = compressor, by_slot
+        self._has_owner = owner is not None
         find = None if owner is None else owner.optimizer
         self._has_optimizer = find is not None
         # A step in progress holds the optimizer weakly, so that it may be dropped meanwhile.
@@ -180,6 +181,14 @@ class ServedParameters:
         self._order = list(range(len(by_slot) - 1, -1, -1))
         self._seen: list[int] = []
         self._next = 0
+
+    def are_current(self, layout: Layout | None) -> bool:
+        """Return whether the optimizer, and dtypes and shapes of its parameters, are still the
+        same; raise RuntimeError if a second optimizer calls.
+        """
+        if self._has_owner and not self.is_called_by_its_optimizer():
+            return False
+        return layout is None or is_laid_out(layout, self.by_slot)
 
     def begin_step(self, members: Sequence[Member]) -> Watch | None:
         """Begin a step, whose first gradient has been found; return a watch of its gradients, or

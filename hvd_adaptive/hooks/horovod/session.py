@@ -119,11 +119,12 @@ class Session(Connection):
     def _current_binding(self) -> Binding:
         """Return the binding to the calling optimizer and the current ranks."""
         binding = self._binding
-        if self.is_idle:
+        is_idle = self.is_idle
+        if is_idle:
             begin_step(self.compressor)
-            current = not self._stale and binding is not None and binding.is_current()
-        else:
-            current = not self._stale and binding is not None and binding.world.is_current()
+        current = False
+        if binding is not None and not self._stale and binding.world.is_current():
+            current = not is_idle or binding.parameters.are_current(binding.layout)
         if binding is None or not current:
             binding = self._bind()
         # A compressor first used without an optimizer may have one by now.
