@@ -110,7 +110,7 @@ class Histogram(Distribution):
         return cls(edges, masses, w[r == 0].sum(), w[r >= 1].sum())
 
     def moments(self, x: ArrayLike, order: int = 2) -> Moments:
-        """Return (cdf, partial_mean, partial_second) from a single search for the bins.
+        """Return the integrals of r**k dF over [0, x], k = 0..2, from a single search for the bins.
 
         ``order`` has no effect: all three cost little more than one.
         """

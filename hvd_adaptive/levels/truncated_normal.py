@@ -3,9 +3,9 @@ mixtures, the paper's model of gradients.
 
 App. K of the paper names the difficulty: densities far from the mean vanish in floating point
 without being zero. Here every exponential is relative to the density at the mode of the interval,
-exponents are products of differences, and tails are Mills ratios (erfcx). If the closed form still
-subtracts nearly equal terms (an interval much narrower than sigma, or a mean many sigmas outside),
-Gauss-Legendre quadrature integrates the positive integrand instead.
+exponents are products of differences, and tails are Mills ratios (erfcx). Where the closed form of a
+mass still subtracts nearly equal terms (an interval much narrower than sigma, or a mean many sigmas
+outside), and for higher moments, Gauss-Legendre quadrature is used instead.
 """
 
 from __future__ import annotations
@@ -13,16 +13,16 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import ArrayLike
 
-from hvd_adaptive.levels.distributions import Array, Distribution, Moments, invert_cdf
+from hvd_adaptive.levels.distributions import Array, Distribution, Moments
 from hvd_adaptive.levels.histogram import LOG_EDGES, Histogram
 
 # Smaller deviations are replaced by this one: float32 levels cannot separate such points.
 SIGMA_FLOOR = 1e-14
 
-# Closed forms that lose more than this share to cancellation are integrated numerically.
+# A mass whose closed form loses more than this share to cancellation is integrated numerically.
 _CANCELLATION = 1e-4
-# Range of integration: where the integrand exceeds exp(-40) of its peak. 40 nodes are then exact up
-# to rounding.
+# Range of integration: where the density exceeds exp(-40) of its peak. 40 nodes are then exact up to
+# rounding.
 _DROP = 40.0
 _NODES, _WEIGHTS = np.polynomial.legendre.leggauss(40)
 _ROOT_TWO_PI = np.sqrt(2 * np.pi)
@@ -66,7 +66,7 @@ class TruncatedNormal(Distribution):
         self.mu, self.sigma = mu, np.maximum(sigma, SIGMA_FLOOR)
         self.lower, self.upper = float(lower), float(upper)
         self._mode = np.clip(mu, self.lower, self.upper)
-        self.mass = self.interval(self.lower, self.upper)[0]
+        self.mass = self.integrals(self.lower, self.upper)[0]
 
     def pdf(self, x: ArrayLike) -> Array:
         """Return the density, zero outside [lower, upper]: Eq. 16 without its spurious 1/sigma."""
@@ -75,87 +75,54 @@ class TruncatedNormal(Distribution):
         height = self._height(np.clip(x, self.lower, self.upper))
         return np.where(inside, height, 0.0) / self.mass
 
-    def ppf(self, y: ArrayLike) -> Array:
-        """Return the inverse of ``cdf``, by bisection.
-
-        Eq. 18 rounds to 0 or 1 if mu is far outside.
-        """
-        y = np.broadcast_to(np.asarray(y, float), np.broadcast_shapes(np.shape(y), self.mu.shape))
-        return invert_cdf(self.cdf, y, self.lower, self.upper)
-
     def moments(self, x: ArrayLike, order: int = 2) -> Moments:
         """Return the integrals of theta**k dF over [lower, x], k = 0..order (Eq. 17 for k = 0)."""
         x = np.clip(np.asarray(x, float), self.lower, self.upper)
-        return tuple(moment / self.mass for moment in self.interval(self.lower, x, order))
+        return tuple(integral / self.mass for integral in self.integrals(self.lower, x, order))
 
-    def interval(
+    def integrals(
         self, start: ArrayLike, end: ArrayLike, order: int = 0, exact: bool = True
     ) -> Moments:
         """Integrate theta**k times the relative density over [start, end], k = 0..order.
 
         The relative density is 1 at its highest point in [lower, upper]. ``start`` and ``end`` must
-        lie within these bounds. With ``exact=False`` only the closed forms are used: the precision
-        is then absolute rather than relative, and the computation is faster.
+        lie within these bounds. With ``exact=False`` the integral for k = 0 is always the closed
+        form: its precision is then absolute rather than relative, and the computation is faster.
         """
-        x, y, mu, sigma = np.broadcast_arrays(start, end, self.mu, self.sigma)
-        x, y = np.asarray(x, float), np.asarray(y, float)
-        left, right = self._height(x), self._height(y)
+        x, y, mu, sigma = np.broadcast_arrays(np.asarray(start, float), end, self.mu, self.sigma)
         u, v = (x - mu) / sigma, (y - mu) / sigma
-        before, after = sigma * left * _mills(np.abs(u)), sigma * right * _mills(np.abs(v))
+        before = sigma * self._height(x) * _mills(np.abs(u))
+        after = sigma * self._height(y) * _mills(np.abs(v))
         # If mu lies in (x, y), the mode is mu and the mass of the whole line is sigma * sqrt(2 pi).
         whole = np.where((u < 0) & (v > 0), sigma * _ROOT_TWO_PI, 0.0)
-        mass = np.where(u >= 0, before - after, np.where(v <= 0, after - before, 0.0))
+        mass = np.where(u >= 0, before - after, after - before)
         mass = np.where(whole > 0, whole - before - after, mass)
         if exact:
-            mass = self._repaired(0, mass, whole + before + after, x, y)
-        results = [mass]
-        variance = sigma**2
-        terms = (
-            (mu * mass, variance * left, -variance * right),
-            ((mu**2 + variance) * mass, variance * (mu + x) * left, -variance * (mu + y) * right),
-        )
-        for power in range(1, order + 1):
-            a, b, c = terms[power - 1]
-            value = a + b + c
-            if exact:
-                value = self._repaired(power, value, np.abs(a) + np.abs(b) + np.abs(c), x, y)
-            results.append(value)
-        return tuple(results)
+            cancelled = np.abs(mass) < _CANCELLATION * (whole + before + after)
+            if cancelled.any():
+                mass = np.where(cancelled, self._quadrature(0, x, y), mass)
+        return mass, *(self._quadrature(power, x, y) for power in range(1, order + 1))
 
     def _height(self, x: Array) -> Array:
         """Return the density at x relative to the density at the mode."""
         mu, sigma, mode = self.mu, self.sigma, self._mode
         return np.exp(-((x - mode) / sigma) * (((x - mu) + (mode - mu)) / sigma) / 2)
 
-    def _repaired(self, power: int, value: Array, size: Array, x: Array, y: Array) -> Array:
-        """Return ``value`` with its cancelled elements integrated numerically.
-
-        ``size`` is the sum of |terms|.
-        """
-        doubtful = np.abs(value) < _CANCELLATION * size
-        if not doubtful.any():
-            return value
-        value = np.array(value)
-        value[doubtful] = self._integrate(power, x, y, doubtful)
-        return value
-
-    def _integrate(self, power: int, x: Array, y: Array, where: np.ndarray) -> Array:
+    def _quadrature(self, power: int, x: Array, y: Array) -> Array:
         """Integrate theta**power by Gauss-Legendre over the part of [x, y] that contributes."""
-        shared = self.mu, self.sigma, self._mode
-        mu, sigma, mode = (np.broadcast_to(one, where.shape)[where] for one in shared)
-        x, y = x[where], y[where]
+        mu, sigma = self.mu, self.sigma
         peak = np.clip(mu, x, y)
-        # Use offsets from the peak, not positions: theta - mu must not be rounded at the scale of
-        # mu.
         slope = (peak - mu) / sigma
         reach = sigma * 2 * _DROP / (np.abs(slope) + np.sqrt(slope**2 + 2 * _DROP))
         low, high = np.maximum(x - peak, -reach), np.minimum(y - peak, reach)
         half = (high - low) / 2
-        offset = (low + half)[:, None] + half[:, None] * _NODES
-        exponent = (offset / sigma[:, None]) * (slope[:, None] + offset / sigma[:, None] / 2)
-        scale = np.exp(-((peak - mode) / sigma) * (((peak - mu) + (mode - mu)) / sigma) / 2)
-        values = (peak[:, None] + offset) ** power * np.exp(-exponent)
-        return scale * half * (values @ _WEIGHTS)
+        # Offsets from the peak: theta - mu must not be rounded at the scale of mu.
+        offset = (low + half)[..., None] + half[..., None] * _NODES
+        steps = offset / sigma[..., None]
+        values = np.exp(-steps * (slope[..., None] + steps / 2))
+        if power:
+            values *= (peak[..., None] + offset) ** power
+        return self._height(peak) * half * (values @ _WEIGHTS)
 
 
 class Folded(Distribution):
@@ -168,7 +135,7 @@ class Folded(Distribution):
 
     def __init__(self, mu: ArrayLike, sigma: ArrayLike) -> None:
         self._sides = TruncatedNormal(mu, sigma), TruncatedNormal(-np.asarray(mu, float), sigma)
-        right, left = (side.interval(0.0, 1.0)[0] for side in self._sides)
+        right, left = (side.integrals(0.0, 1.0)[0] for side in self._sides)
         self._mass = right + left
 
     def pdf(self, x: ArrayLike) -> Array:
@@ -176,18 +143,13 @@ class Folded(Distribution):
         right, left = (side.pdf(x) * side.mass for side in self._sides)
         return np.where(np.asarray(x) >= 0, right + left, 0.0) / self._mass
 
-    def ppf(self, y: ArrayLike) -> Array:
-        """Return the least x with F_r(x) >= y, by bisection."""
-        shape = np.broadcast_shapes(np.shape(y), self._mass.shape)
-        return invert_cdf(self.cdf, np.broadcast_to(np.asarray(y, float), shape), 0.0, 1.0)
-
     def moments(self, x: ArrayLike, order: int = 2, exact: bool = True) -> Moments:
         """Return the integrals of r**k dF over [0, x], k = 0..order.
 
-        ``exact`` is described in ``TruncatedNormal.interval``.
+        ``exact`` is described in ``TruncatedNormal.integrals``.
         """
         x = np.clip(np.asarray(x, float), 0.0, 1.0)
-        right, left = (side.interval(0.0, x, order, exact) for side in self._sides)
+        right, left = (side.integrals(0.0, x, order, exact) for side in self._sides)
         return tuple((a + b) / self._mass for a, b in zip(right, left, strict=True))
 
 
@@ -222,14 +184,10 @@ class Mixture(Distribution):
         """Return the density at x."""
         return self.components.pdf(np.asarray(x, float)[..., None]) @ self.weights
 
-    def ppf(self, y: ArrayLike) -> Array:
-        """Return the least x with F(x) >= y, by bisection: mixtures have no closed inverse."""
-        return invert_cdf(self.cdf, y, 0.0, 1.0)
-
     def moments(self, x: ArrayLike, order: int = 2, exact: bool = True) -> Moments:
         """Return the integrals of r**k dF over [0, x], k = 0..order.
 
-        ``exact`` is described in ``TruncatedNormal.interval``.
+        ``exact`` is described in ``TruncatedNormal.integrals``.
         """
         x = np.asarray(x, float)
         flat = x.reshape(-1)

@@ -75,7 +75,7 @@ def least_convex_pair(
 
 def best_single_level(distribution: Distribution) -> float:
     """Return b* of the table [0, b, 1]: F^-1(1 - E[R]), ALQ Corollary 2 (Eq. 4 at a = 0, c = 1)."""
-    return float(distribution.ppf(1 - distribution.partial_mean(1.0)))
+    return float(distribution.ppf(1 - distribution.moments(1.0)[1]))
 
 
 def variance_gap(distribution: Distribution, dimension: int, level: float = 0.5) -> float:

@@ -76,10 +76,10 @@ def test_the_prior_brings_its_share_of_the_squares(buckets):
     counts, squares = counted(np.abs(rng.standard_normal(20_000)) / 100)
     with_prior, without = with_tail(counts, squares, buckets), with_tail(counts, squares, 1e15)
     scale = without.masses[200:900].sum() / with_prior.masses[200:900].sum()
-    added = scale * np.diff(with_prior.partial_second(np.array([0.125, 0.25, 0.5, 1.0])))
-    added -= np.diff(without.partial_second(np.array([0.125, 0.25, 0.5, 1.0])))
+    added = scale * np.diff(with_prior.moments(np.array([0.125, 0.25, 0.5, 1.0]))[2])
+    added -= np.diff(without.moments(np.array([0.125, 0.25, 0.5, 1.0]))[2])
     assert added == pytest.approx(added.mean(), rel=1e-2)
-    share = scale * with_prior.partial_second(1.0) / without.partial_second(1.0) - 1
+    share = scale * with_prior.moments(1.0)[2] / without.moments(1.0)[2] - 1
     assert share == pytest.approx(PRIOR / (buckets + 1), rel=1e-3)
 
 

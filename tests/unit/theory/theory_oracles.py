@@ -121,6 +121,3 @@ class Samples:
 
     def cdf(self, x):
         return self.moments(x)[0]
-
-    def partial_mean(self, x):
-        return self.moments(x)[1]
