@@ -29,25 +29,23 @@ def optimal_levels(
 ) -> Optimum:
     """Return the table of ``count`` magnitudes with the least measured variance.
 
-    r: samples in [0, 1]; weights: the same shape. grid: candidate levels, more than ``count``. A
-    first programme runs on a grid drawn from the samples, a second on one that subdivides what the
-    first found.
+    r: samples in [0, 1]; weights: the same shape. grid: candidate levels, more than ``count``.
     """
     r = np.asarray(r, dtype=np.float64).reshape(-1)
     w = np.ones_like(r) if weights is None else np.asarray(weights, float).reshape(-1)
-    histogram = Histogram.from_samples(r, w)
-    levels = grid_optimum(histogram, count, symmetric, grid, _SampleMoments(r, w))
+    levels = grid_optimum(_Samples.from_samples(r, w).of(r, w), count, symmetric, grid)
     return Optimum(levels, sample_variance(levels, r, symmetric, w))
 
 
-class _SampleMoments:
-    """Weighted moments of the samples up to each candidate, from prefix sums."""
+class _Samples(Histogram):
+    """The histogram of samples, with the weighted moments of the samples themselves."""
 
-    def __init__(self, r: Array, weights: Array) -> None:
+    def of(self, r: Array, weights: Array) -> _Samples:
         order = np.argsort(r)
         self._sorted, w = r[order], weights[order] / weights.sum()
         powers = np.stack([w, w * self._sorted, w * self._sorted**2])
         self._prefix = np.concatenate([np.zeros((3, 1)), np.cumsum(powers, axis=1)], axis=1)
+        return self
 
-    def __call__(self, x: Array) -> Moments:
+    def moments(self, x: ArrayLike, order: int = 2) -> Moments:
         return tuple(self._prefix[:, np.searchsorted(self._sorted, x, side="right")])

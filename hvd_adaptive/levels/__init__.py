@@ -10,7 +10,6 @@ from hvd_adaptive.levels.fit import SOLVERS as SOLVERS
 from hvd_adaptive.levels.fit import STARTS as STARTS
 from hvd_adaptive.levels.fit import FitError as FitError
 from hvd_adaptive.levels.fit import FitResult as FitResult
-from hvd_adaptive.levels.fit import MultiplierFit as MultiplierFit
 from hvd_adaptive.levels.fit import fit_levels as fit_levels
 from hvd_adaptive.levels.fit import fit_multiplier as fit_multiplier
 from hvd_adaptive.levels.fit import gradient_descent as gradient_descent
@@ -20,7 +19,6 @@ from hvd_adaptive.levels.histogram import Histogram as Histogram
 from hvd_adaptive.levels.histogram import tabulated as tabulated
 from hvd_adaptive.levels.magnitudes import check_magnitudes as check_magnitudes
 from hvd_adaptive.levels.magnitudes import exponential_magnitudes as exponential_magnitudes
-from hvd_adaptive.levels.magnitudes import magnitude_count as magnitude_count
 from hvd_adaptive.levels.magnitudes import signed_levels as signed_levels
 from hvd_adaptive.levels.magnitudes import uniform_magnitudes as uniform_magnitudes
 from hvd_adaptive.levels.objective import entropy_bits as entropy_bits

@@ -27,11 +27,6 @@ class Descent:
     history: Array
     converged: Array
 
-    @property
-    def sweeps(self) -> int:
-        """Return the number of sweeps."""
-        return len(self.history) - 1
-
 
 def best_level(low: ArrayLike, high: ArrayLike, distribution: Distribution) -> Array:
     """Return the level between ``low`` and ``high`` that minimises Psi: beta of ALQ Eq. 4.

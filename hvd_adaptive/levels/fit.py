@@ -10,13 +10,13 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import ArrayLike
 
+from hvd_adaptive.base.checks import check_choice, check_integer
 from hvd_adaptive.levels.coordinate_descent import Descent, coordinate_descent
 from hvd_adaptive.levels.distributions import Array, Distribution
 from hvd_adaptive.levels.histogram import tabulated
 from hvd_adaptive.levels.magnitudes import (
     check_magnitudes,
     exponential_magnitudes,
-    magnitude_count,
     separated,
     uniform_magnitudes,
 )
@@ -76,11 +76,6 @@ def gradient_descent(
     return Descent(levels, np.array(history), converged)
 
 
-def uniform(distribution: Distribution, count: int, symmetric: bool) -> Array:
-    """Return equal steps over [-1, 1] (QSGD; symmetric: the ALQ paper's QSGDinf)."""
-    return uniform_magnitudes(count, symmetric)
-
-
 def exponential(distribution: Distribution | None, count: int, symmetric: bool) -> Array:
     """Return 1, p, p**2, ... with p = 0.5 (NUQSGD); p is larger if the least would pass 2**-32."""
     return exponential_magnitudes(count, 0.5 ** min(1.0, 32 / (count - 1)), symmetric)
@@ -99,13 +94,10 @@ def cube_root(distribution: Distribution, count: int, symmetric: bool) -> Array:
     the spacing with the least sum is proportional to p**(-1/3). From other starts, coordinate
     descent needs many sweeps to find it at 7 and 8 bits.
     """
-    histogram = tabulated(distribution)
-    roots = np.cumsum(np.cbrt(histogram.density) * np.diff(histogram.edges))
-    if roots[-1] == 0:
-        return uniform(distribution, count, symmetric)
-    share = np.concatenate([[0.0], roots / roots[-1]])
-    steps = uniform_magnitudes(count, symmetric)
-    return separated(np.interp(steps, share, histogram.edges), symmetric)
+    histogram, steps = tabulated(distribution), uniform_magnitudes(count, symmetric)
+    if not histogram.masses.any():
+        return steps
+    return separated(histogram.cube_root_points(steps), symmetric)
 
 
 def dynamic_programme(distribution: Distribution, count: int, symmetric: bool) -> Array:
@@ -118,7 +110,7 @@ def dynamic_programme(distribution: Distribution, count: int, symmetric: bool) -
 
 
 STARTS: dict[str, Callable[[Distribution, int, bool], Array]] = {
-    "uniform": uniform,
+    "uniform": lambda distribution, count, symmetric: uniform_magnitudes(count, symmetric),
     "exponential": exponential,
     "quantile": quantile,
     "cube_root": cube_root,
@@ -143,14 +135,10 @@ class FitResult:
         magnitudes: (2**(bits-1),) float64, strictly increasing in float32 too; the last one is 1.
         objective: Expected variance per coordinate on the tabulated distribution, in units of the
             squared norm.
-        start_name: Name of the start that led to the table.
-        sweeps: Sweeps of the solver.
     """
 
     magnitudes: Array
     objective: float
-    start_name: str
-    sweeps: int
 
 
 def fit_levels(
@@ -176,39 +164,19 @@ def fit_levels(
         FitError: All mass lies at zero.
         ValueError: A keyword is wrong.
     """
-    count = magnitude_count(bits)
-    if solver not in SOLVERS:
-        raise ValueError(f"solver: must be one of {', '.join(SOLVERS)}, not {solver!r}")
-    named = {f"extra_{n}": check_magnitudes(e, symmetric) for n, e in enumerate(extra_starts)}
-    for name, levels in named.items():
+    count = 1 << (check_integer("bits", bits, 2, 8) - 1)
+    check_choice("solver", solver, SOLVERS)
+    starts = [check_magnitudes(levels, symmetric) for levels in extra_starts]
+    for levels in starts:
         if levels.shape != (count,):
-            raise ValueError(f"extra_starts: {name} must have {count} levels, not {levels.shape}")
+            raise ValueError(f"extra_starts: must have {count} levels each, not {levels.shape}")
     distribution = tabulated(distribution)
     if distribution.zero_mass >= 1:
         raise FitError("distribution: all mass lies at zero, no level is better than another")
-    for name, start in STARTS.items():
-        named[name] = start(distribution, count, symmetric)
-    descent = SOLVERS[solver](np.stack(list(named.values())), distribution, symmetric)
+    starts += [start(distribution, count, symmetric) for start in STARTS.values()]
+    descent = SOLVERS[solver](np.stack(starts), distribution, symmetric)
     best = int(np.argmin(descent.history[-1]))
-    objective = float(descent.history[-1][best])
-    return FitResult(descent.magnitudes[best], objective, list(named)[best], descent.sweeps)
-
-
-@dataclass(frozen=True)
-class MultiplierFit:
-    """Fitted multiplier.
-
-    Attributes:
-        multiplier: p in (0, 1).
-        magnitudes: ..., p, 1.
-        objective: Psi(p).
-        steps: Steps of the descent.
-    """
-
-    multiplier: float
-    magnitudes: Array
-    objective: float
-    steps: int
+    return FitResult(descent.magnitudes[best], float(descent.history[-1][best]))
 
 
 def multiplier_gradient(
@@ -230,42 +198,43 @@ def multiplier_gradient(
 
 def fit_multiplier(
     distribution: Distribution, count: int, symmetric: bool = True, start: float = 0.5
-) -> MultiplierFit:
-    """Return the multiplier with the least expected variance (ALQ section 3.3, App. B.3.3).
+) -> FitResult:
+    """Return the table ..., p**2, p, 1 with the least expected variance (ALQ section 3.3, App.
+    B.3.3).
 
     Psi(p) has several minima. Therefore descent runs from the best few of a grid of starts, which
     includes ``start``, and the best result is returned. Steps go against the sign of the derivative
     in log(p / (1 - p)), which keeps p inside (0, 1). They grow while the objective falls and are
     halved if it would rise.
 
-    The levels 0 and 1 alone depend on no multiplier: a zero-based table of ``count`` 2 returns
-    ``start``.
+    The zero-based table of ``count`` 2, the levels 0 and 1, depends on no multiplier.
     """
     law = tabulated(distribution)
     powers = count - 1 if symmetric else count - 2
     if powers == 0:
         levels = np.array([0.0, 1.0])
-        return MultiplierFit(start, levels, float(expected_variance(levels, law, False)), 0)
+        return FitResult(levels, float(expected_variance(levels, law, False)))
     least = max(_LEAST ** (1 / powers), 1e-4)
     rungs = np.arange(_logit(least), _logit(_LARGEST), _SPACING)
     starts = np.clip(np.append(1 / (1 + np.exp(-rungs)), start), least, _LARGEST)
     tables = np.stack([exponential_magnitudes(count, p, symmetric) for p in starts])
     ladder = starts[np.argsort(expected_variance(tables, law, symmetric))][:_DESCENTS]
-    value, best, steps = min(_descend(float(p), law, count, symmetric, least) for p in ladder)
-    return MultiplierFit(best, exponential_magnitudes(count, best, symmetric), value, steps)
+    value, best = min(_descend(float(p), law, count, symmetric, least) for p in ladder)
+    return FitResult(exponential_magnitudes(count, best, symmetric), value)
 
 
 def _descend(
     p: float, law: Distribution, count: int, symmetric: bool, least: float
-) -> tuple[float, float, int]:
-    """Return Psi(p), p and the number of steps at the end of a descent from p."""
+) -> tuple[float, float]:
+    """Return Psi(p) and p at the end of a descent from p."""
 
     def objective(p: float) -> float:
         return float(expected_variance(exponential_magnitudes(count, p, symmetric), law, symmetric))
 
-    value, size, steps = objective(p), _SPACING, 0
-    while steps < _STEPS and size > 1e-6:
-        steps += 1
+    value, size = objective(p), _SPACING
+    for _ in range(_STEPS):
+        if size <= 1e-6:
+            break
         slope = multiplier_gradient(p, law, count, symmetric)
         odds = p / (1 - p) * np.exp(-np.sign(slope) * size)
         moved = float(np.clip(odds / (1 + odds), least, _LARGEST))
@@ -274,7 +243,7 @@ def _descend(
             p, value, size = moved, lower, 1.2 * size
         else:
             size /= 2
-    return value, p, steps
+    return value, p
 
 
 def _logit(p: float) -> float:

@@ -142,6 +142,14 @@ class Histogram(Distribution):
         x = np.minimum(self.edges[bins] + step, self.edges[bins + 1])
         return np.where(y <= self.zero_mass, 0.0, np.where(y > self._cdf[-1], 1.0, x))
 
+    def cube_root_points(self, steps: ArrayLike) -> Array:
+        """Return the points up to which density**(1/3) integrates to these shares of its integral.
+
+        Some mass must lie between the atoms.
+        """
+        roots = np.cumsum(np.cbrt(self.density) * np.diff(self.edges))
+        return np.interp(steps, np.concatenate([[0.0], roots / roots[-1]]), self.edges)
+
     def balance_point(self, c: ArrayLike) -> Array:
         """Return the b in [0, c] with 2 b F(b) = integral of (c - r) dF over (b, c].
 

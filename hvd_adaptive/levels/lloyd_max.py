@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import math
-from itertools import pairwise
 from statistics import NormalDist
 
 import numpy as np
@@ -35,20 +34,19 @@ def normal_levels(bits: int) -> np.ndarray:
 
 
 def distortion(levels: np.ndarray) -> float:
-    """Return E(q(z) - z)² for z ~ N(0, 1) and the nearest level q(z), where each level is its
-    cell's mean: 1 - E q(z)².
+    """Return E(q(z) - z)² for z ~ N(0, 1) and the nearest of ``normal_levels``, q(z).
+
+    Each level is its cell's mean, so this is 1 - E q(z)².
     """
-    edges = np.concatenate([[-np.inf], (levels[1:] + levels[:-1]) / 2, [np.inf]])
-    masses = [_mass(a, b) for a, b in pairwise(edges)]
-    return 1 - float(np.sum(levels**2 * masses))
+    positive = levels[levels > 0]
+    return 1 - 2 * float(positive**2 @ _masses(_edges(positive)))
 
 
 def _newton_step(levels: np.ndarray) -> np.ndarray:
     """Return J⁻¹ F for F_j = l_j - c_j, c_j being the mean of cell j."""
-    edges = np.concatenate([[0.0], (levels[1:] + levels[:-1]) / 2, [np.inf]])
-    lower, upper = edges[:-1], edges[1:]
-    mass = np.array([_mass(a, b) for a, b in pairwise(edges)])
-    at_lower, at_upper = _density(lower), _density(upper)
+    edges = _edges(levels)
+    lower, upper, mass = edges[:-1], edges[1:], _masses(edges)
+    at_lower, at_upper = (np.exp(-(x**2) / 2) / math.sqrt(2 * math.pi) for x in (lower, upper))
     mean = (at_lower - at_upper) / mass
     by_lower = at_lower * (mean - lower) / mass
     by_upper = np.zeros_like(mass)
@@ -59,13 +57,10 @@ def _newton_step(levels: np.ndarray) -> np.ndarray:
     return np.linalg.solve(jacobian, levels - mean)
 
 
-def _density(x: np.ndarray) -> np.ndarray:
-    return np.exp(-(x**2) / 2) / math.sqrt(2 * math.pi)
+def _edges(positive: np.ndarray) -> np.ndarray:
+    """Return the ends of the cells of the positive levels."""
+    return np.concatenate([[0.0], (positive[1:] + positive[:-1]) / 2, [np.inf]])
 
 
-def _mass(lower: float, upper: float) -> float:
-    if lower < 0:
-        lower, upper = -upper, -lower
-    if lower < 0:  # zero lies inside
-        return 1 - _mass(-lower, np.inf) - _mass(upper, np.inf)
-    return (math.erfc(lower / math.sqrt(2)) - math.erfc(upper / math.sqrt(2))) / 2
+def _masses(edges: np.ndarray) -> np.ndarray:
+    return -np.diff([math.erfc(edge / math.sqrt(2)) / 2 for edge in edges])

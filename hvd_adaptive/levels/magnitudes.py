@@ -7,18 +7,10 @@ from numpy.typing import ArrayLike
 
 from hvd_adaptive.levels.distributions import Array
 
-BITS = range(2, 9)
 # The least ratio of neighbours, and the least positive level. With both, the levels still increase
 # strictly after rounding to float32.
 MIN_RATIO = 1 + 2.0**-20
 LEAST_LEVEL = 2.0**-40
-
-
-def magnitude_count(bits: int) -> int:
-    """Return 2**(bits-1), since one bit of the code is the sign; raise ValueError outside 2..8."""
-    if isinstance(bits, bool) or bits not in BITS:
-        raise ValueError(f"bits: must be an integer from {BITS[0]} to {BITS[-1]}, not {bits!r}")
-    return 1 << (int(bits) - 1)
 
 
 def check_magnitudes(magnitudes: ArrayLike, symmetric: bool) -> Array:

@@ -132,8 +132,7 @@ def symbol_probabilities(
     of signs, the sum over +-l is right, with one exception: in a symmetric table a nonzero mean
     tilts every pair.
     """
-    levels = check_magnitudes(magnitudes, symmetric)
-    folded = magnitude_probabilities(levels, distribution, symmetric)
+    folded = magnitude_probabilities(magnitudes, distribution, symmetric)
     halves = folded / 2
     if symmetric:
         return np.concatenate([halves[::-1], halves])

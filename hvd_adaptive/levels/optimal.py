@@ -18,30 +18,21 @@ from hvd_adaptive.levels.distributions import Array, Distribution, Moments
 from hvd_adaptive.levels.histogram import Histogram, tabulated
 from hvd_adaptive.levels.magnitudes import LEAST_LEVEL, separated
 
-Fitted = Callable[[Array], Moments]
 _PART = 8  # rows of a pass's finer grid in one of its coarser grid
 
 
-def grid_optimum(
-    law: Distribution, count: int, symmetric: bool, grid: int, fitted: Fitted | None = None
-) -> Array:
-    """Return the best ``count`` magnitudes: of ``candidate_grid``, then of a grid that subdivides
-    the chosen intervals.
-
-    Args:
-        law: Law that the candidates follow.
-        grid: Number of candidate levels, more than ``count``.
-        fitted: Moments of the law that is fitted to, if it is another one.
+def grid_optimum(law: Distribution, count: int, symmetric: bool, grid: int) -> Array:
+    """Return the best ``count`` magnitudes: of ``candidate_grid``, which has about ``grid`` > count
+    levels, then of a grid that subdivides the chosen intervals.
     """
-    moments, histogram = fitted or law.moments, tabulated(law)
-    candidates = candidate_grid(histogram, grid)
-    levels = best_on_grid(candidates, moments(candidates), count, symmetric)
+    candidates = candidate_grid(tabulated(law), grid)
+    levels = best_on_grid(candidates, law.moments(candidates), count, symmetric)
     knots = np.concatenate([[0.0], levels]) if symmetric else levels
     parts = max(2, grid // (knots.size - 1))
     steps = np.arange((knots.size - 1) * parts + 1) / parts
     # The levels remain among the candidates, however interp rounds.
     fine = np.union1d(np.interp(steps, np.arange(knots.size), knots), levels)
-    return best_on_grid(fine, moments(fine), count, symmetric)
+    return best_on_grid(fine, law.moments(fine), count, symmetric)
 
 
 def candidate_grid(histogram: Histogram, size: int) -> Array:
@@ -56,10 +47,8 @@ def candidate_grid(histogram: Histogram, size: int) -> Array:
     used = np.flatnonzero(masses)
     if used.size == 0:
         return np.concatenate([[0.0], np.geomspace(LEAST_LEVEL, 1.0, size - 1)])
-    roots = np.cumsum(np.cbrt(histogram.density) * np.diff(edges))
-    by_root = np.interp(steps, np.concatenate([[0.0], roots / roots[-1]]), edges)
-    inside = masses.sum()
-    by_mass = histogram.ppf(histogram.zero_mass + inside * steps)
+    by_root = histogram.cube_root_points(steps)
+    by_mass = histogram.ppf(histogram.zero_mass + masses.sum() * steps)
     # Include the octave below the support: the first level may be below all samples.
     least = max(edges[used[0]] / 2, edges[used[0] + 1] / 4, LEAST_LEVEL)
     geometric = np.geomspace(least, 1.0, third)

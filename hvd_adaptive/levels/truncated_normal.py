@@ -3,9 +3,9 @@ mixtures, the paper's model of gradients.
 
 App. K of the paper names the difficulty: densities far from the mean vanish in floating point
 without being zero. Here every exponential is relative to the density at the mode of the interval,
-exponents are products of differences, and tails are Mills ratios (erfcx). Where the closed form of a
-mass still subtracts nearly equal terms (an interval much narrower than sigma, or a mean many sigmas
-outside), and for higher moments, Gauss-Legendre quadrature is used instead.
+exponents are products of differences, and tails are Mills ratios (erfcx). If a mass still subtracts
+nearly equal terms (an interval much narrower than sigma, or a mean many sigmas outside), and for
+higher moments, the integrals are computed by Gauss-Legendre quadrature.
 """
 
 from __future__ import annotations
@@ -21,8 +21,7 @@ SIGMA_FLOOR = 1e-14
 
 # A mass whose closed form loses more than this share to cancellation is integrated numerically.
 _CANCELLATION = 1e-4
-# Range of integration: where the density exceeds exp(-40) of its peak. 40 nodes are then exact up to
-# rounding.
+# Range of integration: the density exceeds exp(-40) of its peak. 40 nodes are exact up to rounding.
 _DROP = 40.0
 _NODES, _WEIGHTS = np.polynomial.legendre.leggauss(40)
 _ROOT_TWO_PI = np.sqrt(2 * np.pi)

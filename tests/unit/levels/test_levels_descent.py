@@ -75,7 +75,7 @@ def test_coordinate_descent_on_an_untabulated_mixture(symmetric):
     law = LAWS["mixture"]
     start = STARTS["uniform"](law, 4, symmetric)
     descent = coordinate_descent(start, law, symmetric)
-    assert descent.history.shape == (descent.sweeps + 1,)
+    assert descent.history.ndim == 1
     table = coordinate_descent(start, law.tabulate(np.linspace(0, 1, 4001)), symmetric)
     np.testing.assert_allclose(descent.magnitudes, table.magnitudes, rtol=1e-3)
     assert np.abs(gradient(descent.magnitudes, law, symmetric)).max() < 1e-4
@@ -112,7 +112,7 @@ def test_tables_without_a_free_level(solver):
 def test_sweeps_are_bounded(solver):
     start = STARTS["exponential"](None, 64, True)
     descent = solver(start, LAWS["histogram"], True, max_sweeps=3)
-    assert descent.sweeps == 3 and not descent.converged
+    assert len(descent.history) == 1 + 3 and not descent.converged
 
 
 @SOLVER

@@ -146,7 +146,6 @@ def test_extra_starts_are_used():
     law = Histogram.from_samples(make_buckets("student", 2, 3)[0])
     best = gradient_descent(fit_levels(law, 4, True).magnitudes, law, True, tolerance=0).magnitudes
     with_extra = fit_levels(law, 4, True, extra_starts=[best])
-    assert with_extra.start_name == "extra_0"
     before = expected_variance(best, law, True)
     assert with_extra.objective <= before * (1 + 1e-9)
 
@@ -155,7 +154,6 @@ def test_mixtures_are_tabulated():
     mixture = Mixture([0.0, 0.01], [0.01, 0.02], [1.0, 2.0])
     direct, table = fit_levels(mixture, 4, True), fit_levels(mixture.tabulate(LOG_EDGES), 4, True)
     np.testing.assert_array_equal(direct.magnitudes, table.magnitudes)
-    assert direct.sweeps > 0 and direct.start_name in STARTS
 
 
 @pytest.mark.parametrize(

@@ -28,8 +28,8 @@ def test_no_multiplier_on_a_fine_scan_is_better(name, count, symmetric):
     scan = np.linspace(max(1e-3, 2.0 ** (-96 / powers)), 0.9995, 1000)
     tables = np.stack([of_powers(p, count, symmetric) for p in scan])
     assert fitted.objective <= np.min(expected_variance(tables, law, symmetric)) * (1 + 1e-3)
-    assert 0 < fitted.multiplier < 1
-    wanted = of_powers(fitted.multiplier, count, symmetric)
+    assert 0 < fitted.magnitudes[-2] < 1
+    wanted = of_powers(fitted.magnitudes[-2], count, symmetric)
     np.testing.assert_allclose(fitted.magnitudes, wanted)
     value = expected_variance(wanted, law, symmetric)
     np.testing.assert_allclose(fitted.objective, value, rtol=1e-4)
