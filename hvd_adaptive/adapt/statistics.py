@@ -139,8 +139,9 @@ class HistogramStatistic:
         weighted, plain, squared = self._sums(collected)
         if normalized:
             weighted = squared = plain
-        buckets = weighted[-1] ** 2 / squared[-1]
-        return with_tail(weighted[:-1], squared[:-1], buckets)
+        with np.errstate(all="ignore"):  # a Histogram raises ValueError for what has overflowed
+            buckets = weighted[-1] ** 2 / squared[-1]
+            return with_tail(weighted[:-1], squared[:-1], buckets)
 
     def of_coordinates(self, collected: Sequence[np.ndarray]) -> Distribution:
         counts = self._sums(collected)[1]

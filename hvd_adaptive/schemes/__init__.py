@@ -1,4 +1,7 @@
-"""Define the compression schemes; each file implements the methods of one paper."""
+"""Define the compression schemes; each file implements the methods of one paper.
+
+A wrong keyword raises ValueError, which names it, its value and what is allowed.
+"""
 
 from hvd_adaptive.schemes.alq import ALQ, AMQ
 from hvd_adaptive.schemes.ecdq import ECDQ

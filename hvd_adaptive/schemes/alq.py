@@ -56,9 +56,6 @@ class ALQ(LevelScheme):
             ``error_feedback``, ``parameter_bits``, ``warmup_steps`` and ``coding``;
             ``help(hvd_adaptive.settings.Settings)`` describes all of them.
 
-    Raises:
-        ValueError: A keyword is wrong.
-
     Examples:
         >>> from hvd_adaptive import ALQ
         >>> compressor = ALQ(bits=3)
@@ -120,9 +117,6 @@ class AMQ(LevelScheme):
         samples: As in ALQ.
         statistics: As in ALQ.
         **shared: See ``hvd_adaptive.settings.Settings``.
-
-    Raises:
-        ValueError: A keyword is wrong.
 
     Examples:
         >>> from hvd_adaptive import AMQ

@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, cast
-
-import torch
+from typing import TYPE_CHECKING, Any
 
 from hvd_adaptive.adapt.statistics import Adaptation
 from hvd_adaptive.base.checks import check_choice, is_real
 from hvd_adaptive.codec.dithered_codec import DitheredCodec
-from hvd_adaptive.compressor import GradientCompressor
+from hvd_adaptive.schemes.level_scheme import FittedScheme
 from hvd_adaptive.settings import Settings
 
 if TYPE_CHECKING:
@@ -33,7 +30,7 @@ def often(step: int) -> bool:
     return step >= 1000 and step % 500 == 0
 
 
-class ECDQ(GradientCompressor):
+class ECDQ(FittedScheme):
     """Entropy-coded dithered quantisation: uniform steps with subtractive dither, then a prefix
     code that depends on the dither (Ziv 1985; Zamir and Feder 1992).
 
@@ -83,10 +80,6 @@ class ECDQ(GradientCompressor):
         **shared: See ``hvd_adaptive.settings.Settings``. ``coding`` must be "fixed", since ECDQ has
             its own code; ``parameter_bits`` needs ``bits``, and values must be whole.
 
-    Raises:
-        ValueError: A keyword is wrong, or both or none of ``bits`` and ``relative_variance`` are
-            given.
-
     Examples:
         >>> from hvd_adaptive import ECDQ
         >>> compressor = ECDQ(bits=2)
@@ -118,25 +111,12 @@ class ECDQ(GradientCompressor):
             bits = _number("bits", bits, LEAST_BITS, MOST_BITS)
         else:
             ends = LEAST_VARIANCE, MOST_VARIANCE
-            delta = math.sqrt(12 * _number("relative_variance", relative_variance, *ends))
+            variance = _number("relative_variance", relative_variance, *ends)
+            delta = math.sqrt(12 * variance)
         steps = often if update_steps is None else update_steps
         adaptation = Adaptation(True, steps, samples, statistics)
         settings = Settings.from_keywords(ECDQ, shared)
         super().__init__(DitheredCodec(settings, bits, delta, adaptation))
-
-    def fit(self, gradients: torch.Tensor | Sequence[torch.Tensor]) -> None:
-        """Refit δ and the code from gradients, in this process alone.
-
-        This refits the default part; ``parts[label].fit`` refits another one.
-
-        Args:
-            gradients: A tensor or a list of tensors of any shapes, concatenated as in training.
-                Non-finite and zero buckets are ignored.
-
-        Raises:
-            ValueError: No bucket is finite and nonzero.
-        """
-        cast(DitheredCodec, self._codec).fit(gradients)
 
 
 def _number(name: str, value: Any, least: float, most: float) -> float:

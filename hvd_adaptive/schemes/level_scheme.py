@@ -1,26 +1,22 @@
-"""Define LevelScheme, the interface of schemes with one level table to a user."""
+"""Define the interface of fitted schemes, and of those with one level table, to a user."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import cast
+from typing import Any
 
 import torch
 
-from hvd_adaptive.codec.adaptive_codec import AdaptiveCodec
 from hvd_adaptive.compressor import GradientCompressor
 
 
-class LevelScheme(GradientCompressor):
-    """Base of schemes whose buckets share one level table."""
+class FittedScheme(GradientCompressor):
+    """Base of schemes that are fitted to gradients."""
 
-    @property
-    def levels(self) -> torch.Tensor:
-        """Return the ascending signed reconstruction levels in [-1, 1], float64."""
-        return cast(AdaptiveCodec, self._codec).levels
+    _codec: Any
 
     def fit(self, gradients: torch.Tensor | Sequence[torch.Tensor]) -> None:
-        """Refit table and code book from gradients, in this process alone.
+        """Refit the levels, step or code book from gradients, in this process alone.
 
         This refits the default part; ``parts[label].fit`` refits another one.
 
@@ -38,4 +34,13 @@ class LevelScheme(GradientCompressor):
             >>> compressor.levels.numel()
             7
         """
-        cast(AdaptiveCodec, self._codec).fit(gradients)
+        self._codec.fit(gradients)
+
+
+class LevelScheme(FittedScheme):
+    """Base of schemes whose buckets share one level table."""
+
+    @property
+    def levels(self) -> torch.Tensor:
+        """Return the ascending signed reconstruction levels in [-1, 1], float64."""
+        return self._codec.levels

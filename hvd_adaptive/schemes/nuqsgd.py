@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import math
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from hvd_adaptive.adapt.statistics import Adaptation
 from hvd_adaptive.base.checks import check_choice, check_flag, check_integer, is_real
@@ -40,9 +39,6 @@ class NUQSGD(LevelScheme):
         statistics: As in ALQ, for the code book.
         **shared: See ``hvd_adaptive.settings.Settings``.
 
-    Raises:
-        ValueError: A keyword is wrong.
-
     Examples:
         >>> from hvd_adaptive import NUQSGD
         >>> NUQSGD(bits=3).levels.tolist()
@@ -65,16 +61,14 @@ class NUQSGD(LevelScheme):
         check_choice("norm", norm, NORMS)
         check_flag("symmetric", symmetric)
         powers = (1 << (bits - 1)) - (1 if symmetric else 2)
-        p = _check_multiplier(multiplier, powers)
+        least = _LEAST ** (1 / max(powers, 1))
+        if not is_real(multiplier) or not least <= multiplier < 1:
+            raise ValueError(
+                f"multiplier={multiplier!r}: must be a number from {least:.3g} to below 1"
+            )
+        p = float(multiplier)
         magnitudes = exponential_magnitudes(1 << (bits - 1), p, symmetric)
         table = LevelTable(bits, symmetric, magnitudes)
         adaptation = Adaptation(False, update_steps, samples, statistics)
         settings, own = Settings.from_keywords(NUQSGD, shared), {"multiplier": p}
         super().__init__(FixedCodec("nuqsgd", settings, norm, table, adaptation, own))
-
-
-def _check_multiplier(value: Any, powers: int) -> float:
-    least = _LEAST ** (1 / max(powers, 1))
-    if not is_real(value) or not math.isfinite(value) or not least <= value < 1:
-        raise ValueError(f"multiplier={value!r}: must be a number from {least:.3g} to below 1")
-    return float(value)

@@ -55,9 +55,6 @@ class ORQ(GradientCompressor):
         **shared: See ``hvd_adaptive.settings.Settings``. The paper clips at 2.5 or 1.7 deviations
             (clip=2.5).
 
-    Raises:
-        ValueError: A keyword is wrong.
-
     Examples:
         >>> from hvd_adaptive import ORQ
         >>> compressor = ORQ(levels=9)
@@ -118,9 +115,6 @@ class BinGrad(GradientCompressor):
         iterate: For "biased", repeat b_0 = (b_-1 + b_1)/2 until all of Eq. 17 holds; no repetition
             raises the error.
         **shared: See ``hvd_adaptive.settings.Settings``.
-
-    Raises:
-        ValueError: A keyword is wrong.
 
     Examples:
         >>> from hvd_adaptive import BinGrad
@@ -186,9 +180,6 @@ class LinearQuantile(GradientCompressor):
         levels: 2 to 256; default 9.
         level_dtype: As in ORQ.
         **shared: See ``hvd_adaptive.settings.Settings``.
-
-    Raises:
-        ValueError: A keyword is wrong.
 
     Examples:
         >>> from hvd_adaptive import LinearQuantile

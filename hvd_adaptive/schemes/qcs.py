@@ -96,9 +96,6 @@ class QCS(GradientCompressor):
         **shared: See ``hvd_adaptive.settings.Settings``. ``bucket_size`` must be a power of two or
             one of the paper's 96, 100, 192, 200, 288, 320, 384.
 
-    Raises:
-        ValueError: A keyword is wrong.
-
     Examples:
         >>> from hvd_adaptive import QCS
         >>> compressor = QCS(gain=10.0)
@@ -122,7 +119,12 @@ class QCS(GradientCompressor):
         if not hadamard.is_order(order):
             raise ValueError(f"bucket_size={order!r}: must be {hadamard.ALLOWED}")
         if quantizer_range is None and measurements is None:
-            gain = _check_gain(10 if gain is None else gain, order)
+            gain, most = 10 if gain is None else gain, 32 * order / (SCALE_BITS + 1)
+            if not is_real(gain) or not LEAST_GAIN <= gain <= most:
+                raise ValueError(
+                    f"gain={gain!r}: must be a number from {LEAST_GAIN} to {most:.6g} (one "
+                    f"measurement of one bit, and the scale) for bucket_size={order}"
+                )
             measurements, quantizer_range = best_projection(order, gain)
         elif gain is not None:
             raise ValueError(
@@ -130,7 +132,12 @@ class QCS(GradientCompressor):
             )
         measurements = order if measurements is None else measurements
         check_integer("measurements", measurements, 1, order)
-        quantizer_range = _check_range(quantizer_range)
+        if not is_real(quantizer_range) or quantizer_range not in RANGES:
+            raise ValueError(
+                f"quantizer_range={quantizer_range!r}: must be 0.5 or an integer from 1 to "
+                f"{RANGES[-1]}"
+            )
+        quantizer_range = 0.5 if quantizer_range == 0.5 else int(quantizer_range)
         super().__init__(QCSCodec(settings, estimator, int(measurements), quantizer_range))
 
 
@@ -214,21 +221,3 @@ def _split(body: torch.Tensor, runs: Sequence[Run]) -> tuple[torch.Tensor, torch
     """Return scales and words of a body."""
     at = 4 * sum(run.buckets for run in runs)
     return body[:at].view(torch.float32), body[at:].view(torch.int32)
-
-
-def _check_gain(gain: Any, order: int) -> float:
-    most = 32 * order / (SCALE_BITS + 1)
-    if not is_real(gain) or not LEAST_GAIN <= gain <= most:
-        raise ValueError(
-            f"gain={gain!r}: must be a number from {LEAST_GAIN} to {most:.6g} (one measurement of "
-            f"one bit, and the scale) for bucket_size={order}"
-        )
-    return float(gain)
-
-
-def _check_range(value: Any) -> float:
-    if not is_real(value) or value not in RANGES:
-        raise ValueError(
-            f"quantizer_range={value!r}: must be 0.5 or an integer from 1 to {RANGES[-1]}"
-        )
-    return 0.5 if value == 0.5 else int(value)

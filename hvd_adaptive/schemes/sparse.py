@@ -48,9 +48,6 @@ class SparseSGD(GradientCompressor):
             are nonzero.
         **shared: See ``hvd_adaptive.settings.Settings``.
 
-    Raises:
-        ValueError: A keyword is wrong.
-
     Examples:
         >>> from hvd_adaptive import SparseSGD
         >>> compressor = SparseSGD(density=0.01)
@@ -60,8 +57,9 @@ class SparseSGD(GradientCompressor):
     """
 
     def __init__(self, *, density: float, **shared: Unpack[Shared]) -> None:
-        density = _check_density(density)
-        super().__init__(_Codec(Settings.from_keywords(SparseSGD, shared), density))
+        if not is_real(density) or not 0 < density <= 1:
+            raise ValueError(f"density={density!r}: must be a number above 0 and at most 1")
+        super().__init__(_Codec(Settings.from_keywords(SparseSGD, shared), float(density)))
 
 
 class _Codec(Codec):
@@ -113,9 +111,3 @@ class _Codec(Codec):
     def _most_exact(self, size: int) -> int:
         """Return the most coordinates of a bucket that can reach λ at this density."""
         return min(size, math.floor(self.density * size) + 1)
-
-
-def _check_density(value: Any) -> float:
-    if not is_real(value) or not 0 < value <= 1:
-        raise ValueError(f"density={value!r}: must be a number above 0 and at most 1")
-    return float(value)

@@ -1,4 +1,4 @@
-"""Check arguments; error messages name the argument, its value and the allowed range."""
+"""Check arguments; a ValueError names the argument, its value and the allowed range."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from hvd_adaptive.base.checks import is_real
 
 
 def check_count(name: str, value: Any) -> int:
-    """Return ``value`` as an int >= 1 (whole floats are allowed); raise ValueError otherwise."""
+    """Return ``value`` as an int >= 1 (whole floats are allowed)."""
     if not (is_real(value) and math.isfinite(value) and value == int(value) and value >= 1):
         raise ValueError(f"{name}={value!r}: must be a whole number >= 1")
     return int(value)
 
 
 def check_positive(name: str, value: Any, below: float = math.inf) -> float:
-    """Return ``value`` as a float in (0, below); raise ValueError otherwise."""
+    """Return ``value`` as a float in (0, below)."""
     if not (is_real(value) and 0 < value < below):
         limit = "" if below == math.inf else f" and below {below}"
         raise ValueError(f"{name}={value!r}: must be a finite number above 0{limit}")
@@ -24,7 +24,7 @@ def check_positive(name: str, value: Any, below: float = math.inf) -> float:
 
 
 def check_not_negative(name: str, value: Any, below: float = math.inf) -> float:
-    """Return ``value`` as a float in [0, below); raise ValueError otherwise."""
+    """Return ``value`` as a float in [0, below)."""
     if not (is_real(value) and 0 <= value < below):
         limit = "" if below == math.inf else f" and below {below}"
         raise ValueError(f"{name}={value!r}: must be a finite number >= 0{limit}")
@@ -32,7 +32,7 @@ def check_not_negative(name: str, value: Any, below: float = math.inf) -> float:
 
 
 def check_order(value: Any) -> float:
-    """Return the order q of an Lq norm, 1 <= q <= inf; raise ValueError otherwise."""
+    """Return the order q of an Lq norm, 1 <= q <= inf."""
     if not (is_real(value) and value >= 1):
         raise ValueError(f"norm_order={value!r}: must be a number >= 1, infinity included")
     return float(value)

@@ -6,6 +6,9 @@ coordinates and of the level numbers; their theorems contain o(1) terms in n. Th
 OMIT these o(1) terms: the results are leading terms, which a real code may exceed at any finite n.
 ``sparse_code_length_bound`` bounds the same code without any o(1) term, and ``sparse_code_bits``
 counts its exact length.
+
+Arguments are those of ``theory.variance``; ``norm_bits`` is b, the bits of the norm, 32 in the
+papers. A wrong one raises ValueError.
 """
 
 from __future__ import annotations
@@ -32,17 +35,8 @@ def code_length_bound(
     ALQ Theorem 3 (zero-based): b + n_{l1,d} + d (H(L) + 1). Symbols are magnitudes, and a sign bit
     follows each nonzero one. Theorem 10 (symmetric): b + d (H(L) + 1). Symbols are signed levels.
 
-    Args:
-        magnitudes: (K,), as in ``levels.check_magnitudes``.
-        dimension: d, coordinates of the vector.
-        norm_order: q of the Lq norm, 1 <= q <= inf.
-        symmetric: Whether the table is symmetric.
-        distribution: Law of the coordinates, from which the entropy H(L) is computed. If None, H(L)
-            is replaced by the logarithm of the number of symbols, which holds for every vector.
-        norm_bits: b, bits of the norm.
-
-    Raises:
-        ValueError: An argument is out of range.
+    The entropy H(L) is that of ``distribution``, the law of the coordinates; if None, the logarithm
+    of the number of symbols, which holds for every vector.
     """
     levels = check_magnitudes(magnitudes, symmetric)
     d, _ = check_count("dimension", dimension), check_order(norm_order)
@@ -75,11 +69,6 @@ def qsgd_code_length(intervals: int, dimension: int, norm_bits: float = 32) -> f
     2 + log2(n/n_s) + 1/2 log2(2 (s^2 + n)/n_s) on average (concavity; E[sum k^2] <= s^2 + n). The
     theorem uses n <= 2 (s^2 + n). It is intended for s far below sqrt(n): at s = sqrt(n) it gives 9
     n + 32.
-
-    Args:
-        intervals: s, >= 1.
-        dimension: n, coordinates of the vector.
-        norm_bits: Bits of the norm, 32 in the paper.
     """
     s, n = check_count("intervals", intervals), check_count("dimension", dimension)
     nonzero = s * (s + np.sqrt(n))
@@ -107,15 +96,8 @@ def nuqsgd_code_length(internal_levels: int, dimension: int, norm_bits: float = 
         b + n (3 + log2(d/n) + log2(1/2 log2(8 (4^s + d)/n)))
 
     because both parts are concave, and 4^k, which is 4 (2^s level)^2, sums to at most 4 4^s (1 +
-    epsilon_Q) <= 8 (4^s + d) in expectation.
-
-    Args:
-        internal_levels: s, >= 1.
-        dimension: d. As in the paper, d must be large enough for n <= d/e.
-        norm_bits: b, bits of the norm.
-
-    Raises:
-        ValueError: n > d/e, for which the proof does not hold, or an argument is out of range.
+    epsilon_Q) <= 8 (4^s + d) in expectation. As in the paper, n <= d/e is required: n > d/e raises
+    ValueError.
     """
     s, d = check_count("internal_levels", internal_levels), check_count("dimension", dimension)
     nonzero = 4.0**s + 2.0**s * np.sqrt(d)
@@ -152,16 +134,15 @@ def sparse_code_length_bound(magnitudes: ArrayLike, dimension: int, norm_bits: f
 
 
 def _least_concave(x: NDArray, y: NDArray, at: float) -> float:
-    """Evaluate, at ``at``, the least concave function that is 0 at 0 and at least y at x.
-
-    x and y must be ascending.
+    """Evaluate, at ``at``, the least concave function that is 0 at 0 and at least y at x; both
+    ascend.
     """
     hull = [(0.0, 0.0)]
     for point in zip(x.tolist(), y.tolist(), strict=True):
         while len(hull) > 1 and _slope(hull[-1], point) >= _slope(hull[-2], hull[-1]):
             hull.pop()
         hull.append(point)
-    return float(np.interp(at, [x for x, _ in hull], [y for _, y in hull]))
+    return float(np.interp(at, *zip(*hull, strict=True)))
 
 
 def _slope(left: tuple[float, float], right: tuple[float, float]) -> float:
@@ -169,11 +150,8 @@ def _slope(left: tuple[float, float], right: tuple[float, float]) -> float:
 
 
 def elias_bits(integers: ArrayLike) -> NDArray[np.int64]:
-    """Return the bits of Elias's recursive (omega) code of each integer, in the shape of
-    ``integers``.
-
-    Raises:
-        ValueError: An integer is outside 1 to 2**53.
+    """Return the bits of Elias's recursive (omega) code of each integer from 1 to 2**53, in the
+    shape of ``integers``.
     """
     remaining = np.array(integers, dtype=np.int64)
     if np.any((remaining < 1) | (remaining > 2**53)):
@@ -190,11 +168,8 @@ def sparse_code_bits(level_numbers: ArrayLike, norm_bits: float = 32) -> float:
     """Return the exact bits of the code of QSGD section 3.1 and NUQSGD section 3.2 for one vector.
 
     The code holds the norm and, for every nonzero coordinate, the gap before it, its sign and its
-    level number. Gaps and level numbers are coded by Elias's code.
-
-    Args:
-        level_numbers: (d,) integers: 0 for zero, +-k for the k-th positive or negative level.
-        norm_bits: Bits of the norm.
+    level number. Gaps and level numbers are coded by Elias's code. ``level_numbers`` (d,) are
+    integers: 0 for zero, +-k for the k-th positive or negative level.
     """
     numbers = np.asarray(level_numbers)
     where = np.flatnonzero(numbers)

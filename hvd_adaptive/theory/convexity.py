@@ -36,9 +36,6 @@ def convexity_margin(low: ArrayLike, high: ArrayLike, distribution: Distribution
     for that law. The printed condition is strict and covers all 0 <= a <= b <= 1. It fails for
     every law with a bounded density, including Corollary 1's uniform law, since both sides are zero
     at a = b = 0. The intended condition is >= 0, which is sufficient.
-
-    Raises:
-        ValueError: ``low`` and ``high`` violate 0 <= low <= high <= 1.
     """
     a, b = np.asarray(low, dtype=np.float64), np.asarray(high, dtype=np.float64)
     if not (np.all(a >= 0) and np.all(a <= b) and np.all(b <= 1)):
@@ -52,15 +49,10 @@ def least_convex_pair(
 ) -> tuple[float, float, float]:
     """Return (a, b, margin) of the least ``convexity_margin`` among all pairs a < b of ``points``.
 
-    A negative margin proves nonconvexity. A positive margin does not prove convexity.
-
-    Args:
-        distribution: Law of the coordinates.
-        points: (n,) within [0, 1]. Default: 256 points from 1e-6 up, equally spaced in the
-            logarithm, and 256 equally spaced points, without 0 and 1.
-
-    Raises:
-        ValueError: ``points`` has fewer than two different numbers, or numbers outside [0, 1].
+    A negative margin proves nonconvexity. A positive margin does not prove convexity. ``points``
+    (n,) are at least two different numbers within [0, 1], or else ValueError is raised. By default
+    they are 256 points from 1e-6 up, equally spaced in the logarithm, and 256 equally spaced
+    points, without 0 and 1.
     """
     if points is None:
         points = np.concatenate([np.geomspace(1e-6, 1, 257)[:-1], np.linspace(0, 1, 258)[1:-1]])

@@ -3,7 +3,7 @@
 
 γ belongs to an unbiased quantiser: E Q(z) = z and E||z - Q(z)||² <= γ ||z||² for every z. QCS's γ
 is ``qcs_variance_bound`` (Theorem 2, Eq. 10). "mmse" quantisers send α Q(z), α = 1/(γ + 1) (Eq.
-12).
+12). ``weight`` is β, above 0.
 
 With z = g + β r and e = z - ẑ the residual becomes r' = (1 - β) r + e (Eq. 14d). Gradients have
 E||g||² <= B. A bound η means E||r||² <= η B at every step, starting at r = 0: each step maps
@@ -49,14 +49,10 @@ def residual_bound(
 ) -> float:
     """Return η of Lemma 4, E||r||² <= η B at every step; infinity from ``feedback_limit`` on.
 
-    Args:
-        gamma: γ of the quantiser, >= 0.
-        weight: β, above 0.
-        estimator: "unbiased" or "mmse".
-        correlated: False assumes E<g, r> = 0, which holds for gradients that do not depend on the
-            quantiser's random numbers. For "mmse", whose residual has a nonzero mean, the gradients
-            must also have zero mean. In training, gradients do depend on what was sent before: True
-            bounds E<g, r> by the Cauchy-Schwarz inequality.
+    ``correlated=False`` assumes E<g, r> = 0, which holds for gradients that do not depend on the
+    quantiser's random numbers. For "mmse", whose residual has a nonzero mean, the gradients must
+    also have zero mean. In training, gradients do depend on what was sent before: True bounds
+    E<g, r> by the Cauchy-Schwarz inequality.
 
     The paper assumes E<g, r> = 0 for Eq. 15 (unbiased) without stating it, and not for Eq. 16
     (mmse). With c = (1 - β)² and R = E||r||², one step gives at most

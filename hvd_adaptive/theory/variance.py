@@ -6,6 +6,13 @@ coordinates under Lq normalisation. If the gradient is split into buckets, the d
 bucket's. The bound then holds for the whole gradient (QSGD, section 4), since each bucket satisfies
 it and squared norms add up.
 
+The functions share these arguments, and raise ValueError for one that is out of range:
+
+    magnitudes   (K,), as in ``levels.check_magnitudes``
+    dimension    d, coordinates of the vector or bucket
+    norm_order   q of the Lq norm, 1 <= q <= inf
+    symmetric    whether the table is symmetric
+
 All bounds use the cost (high - r)(r - low) of one coordinate r = |v_i|/||v||_q between neighbouring
 levels, and the reach l1 d^(1/min(q,2)) >= l1 ||v||_q sqrt(d)/||v||_2 of the first level.
 """
@@ -33,17 +40,8 @@ def exact_variance(
 ) -> float:
     """Return E||Q(v) - v||_2^2 over the rounding alone (ALQ Eqs 1, 2; symmetric: Eqs 27, 28).
 
-    Args:
-        magnitudes: (K,), as in ``levels.check_magnitudes``.
-        vector: Finite numbers of any shape; they form one bucket.
-        norm_order: q of the Lq norm, 1 <= q <= inf.
-        symmetric: Whether the table is symmetric.
-
-    Returns:
-        The variance in the squared unit of ``vector``; 0 for the zero vector, which is exact.
-
-    Raises:
-        ValueError: ``vector`` is not finite, or another argument is out of range.
+    ``vector`` holds finite numbers of any shape, which form one bucket. The result is in its
+    squared unit; it is 0 for the zero vector, which is exact.
     """
     magnitudes = check_magnitudes(magnitudes, symmetric)
     v = np.abs(np.asarray(vector, dtype=np.float64)).reshape(-1)
@@ -65,12 +63,6 @@ def variance_bound(
 
     ``levels.worst_case.worst_variance`` derives it. The bound is nearly reached under L1 and L2.
     Under L-infinity it is up to twice the worst case, since the largest coordinate is exact.
-
-    Args:
-        magnitudes: (K,), as in ``levels.check_magnitudes``.
-        dimension: d, coordinates of the vector or bucket.
-        norm_order: q >= 1; ``np.inf`` is allowed.
-        symmetric: Whether the table is symmetric.
     """
     levels = check_magnitudes(magnitudes, symmetric)
     return worst_case.worst_variance(levels, _spread(dimension, norm_order), symmetric)
@@ -109,13 +101,8 @@ def nuqsgd_variance_bound(
     """Return epsilon_Q of the levels 0, p^s, ..., p, 1: NUQSGD Theorem 2.
 
     The formula is missing from the available text. It is ALQ's Theorem 2 at l1 = p^s and ratio 1/p:
-    1/8 + inf_p K_p 2^(-s(2-p)) d^(1-p/2) for multiplier 1/2 and q = 2.
-
-    Args:
-        internal_levels: s >= 1, the number of levels between 0 and 1.
-        dimension: d, coordinates of the vector or bucket.
-        multiplier: p in (0, 1); 1/2 in the paper.
-        norm_order: q >= 1; ``np.inf`` is allowed.
+    1/8 + inf_p K_p 2^(-s(2-p)) d^(1-p/2) for multiplier 1/2 and q = 2. ``internal_levels`` is s >=
+    1, the number of levels between 0 and 1, and ``multiplier`` is p in (0, 1).
     """
     count = check_count("internal_levels", internal_levels) + 2
     p = check_positive("multiplier", multiplier, below=1.0)
@@ -159,13 +146,7 @@ class RunAverages:
     segments: list[Segment] = field(default_factory=list)
 
     def add(self, steps: int, variance_bound: float, code_length: float = 0.0) -> None:
-        """Append a segment.
-
-        Args:
-            steps: Number of iterations that use the table, >= 1.
-            variance_bound: epsilon_Q of the table, >= 0.
-            code_length: N_Q of the table in bits, >= 0.
-        """
+        """Append a ``Segment``."""
         self.segments.append(Segment(steps, variance_bound, code_length))
 
     @property

@@ -78,6 +78,21 @@ def test_samples_that_say_nothing_keep_the_table(scheme):
         assert np.array_equal(table(compressor), before), name
 
 
+@pytest.mark.parametrize("scheme", ("alq-3", "ecdq-3"))
+def test_hostile_statistics_give_a_valid_table_without_a_warning(scheme):
+    for poison in (np.nan, np.inf, -1e9, 1e200, 1e308):
+        compressor = make(scheme)
+        codec = compressor.parts.default
+        own = codec.collect([normal()])
+        own[10] = poison
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            codec.apply_update(codec.refit([own]), 0)
+        assert np.isfinite(table(compressor)).all()
+        if not np.isfinite(poison) or (scheme == "ecdq-3" and poison < 0):
+            assert codec.table_version == 0
+
+
 class TwoRanks:
     """Two ranks' gradients of one parameter of so many buckets, step by step."""
 

@@ -201,14 +201,8 @@ def test_ranks_agree_after_an_update():
         alone.decode(payload)
 
 
-def test_hostile_statistics_keep_the_code():
+def test_nothing_to_fit_is_a_value_error():
     scheme = ECDQ(bits=2.0, bucket_size=BUCKET)
-    codec = scheme.parts.default
-    for poison in (np.nan, np.inf, -1e9):
-        own = codec.collect([vector(ordinary, BUCKET)])
-        own[10] = poison
-        assert codec.apply_update(codec.refit([own]), 0)
-        assert codec.table_version == 0
     with pytest.raises(ValueError, match="no bucket"):
         scheme.fit([torch.zeros(BUCKET), torch.full((BUCKET,), torch.nan)])
     with pytest.raises(ValueError, match="gradients"):
