@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 
 from oracle import cases
-from oracle.averages import Expected, exact, mean_of, node_means, second_stage
+from oracle.averages import Expected, exact, mean_of, second_stage
 from oracle.bounds import FIVE_SIGMA, deviation
-from oracle.laws import Law, Quantiser, law_of, threshold
+from oracle.laws import Law, Quantiser, law_of
 from oracle.projected import Projection, squared_rows
 from oracle.rounding import of_full, of_quantised
 from oracle.verdict import CHANCE, Judge, regions_of
@@ -130,35 +130,6 @@ def test_a_second_stage_adds_at_most_what_is_allowed_for(norm, levels):
     assert wrong.end()
 
 
-def test_nodes_of_ranks_that_follow_each_other():
-    v = vectors()
-    first, second = node_means(v, 2)
-    np.testing.assert_allclose(first, (v[0] + v[1]) / 2)
-    np.testing.assert_allclose(second, (v[2] + v[3]) / 2)
-
-
-def test_moments_of_two_points_and_of_means_by_enumeration():
-    """All outcomes of two ranks' coordinates, with their probabilities."""
-    laws = [
-        law_of(Quantiser("qsgd", 2, levels=LEVELS, norm="linf"), np.array([x, 1.0]))
-        for x in (0.2, -0.7)
-    ]
-    outcomes, chances = [], []
-    for a in (laws[0].low[0], laws[0].high[0]):
-        for b in (laws[1].low[0], laws[1].high[0]):
-            chance = 1.0
-            for value, law in ((a, laws[0]), (b, laws[1])):
-                p = (law.mean[0] - law.low[0]) / (law.high[0] - law.low[0])
-                chance *= p if value == law.high[0] else 1 - p
-            outcomes.append((a + b) / 2)
-            chances.append(chance)
-    mean = mean_of(laws)
-    error = np.array(outcomes) - mean.mean[0]
-    assert np.dot(chances, error) == pytest.approx(0.0, abs=1e-15)
-    assert np.dot(chances, error**2) == pytest.approx(mean.variance[0])
-    assert np.dot(chances, error**4) == pytest.approx(mean.fourth[0])
-
-
 def test_projections_have_the_variance_that_is_said():
     """QCS by its equations, 20,000 times: never more than the bound, and not half of it."""
     rng, order, rows, q, draws = np.random.default_rng(1), 16, 12, 2.0, 20_000
@@ -180,13 +151,6 @@ def test_projections_have_the_variance_that_is_said():
         assert 0.5 * most < seen < 1.05 * most
     assert np.sqrt((error**2).sum(1)).max() <= law.length
     np.testing.assert_allclose(error.mean(axis=0), 0, atol=5 * error.std() / np.sqrt(draws))
-
-
-def test_sparsification_keeps_the_density():
-    for density in (0.01, 0.2, 0.9, 1.0):
-        sizes = np.abs(cases.vector("cubes", 500, 3))
-        kept = np.minimum(1.0, sizes / threshold(sizes, density))
-        assert kept.sum() == pytest.approx(density * 500)
 
 
 def test_deviation_is_bernsteins_and_no_less_than_five_sigma():

@@ -92,16 +92,6 @@ def test_incomplete_updates_are_retried_after_1_2_4_8_steps_until_one_is_complet
     assert due(schedule, 20_000) == [5, 1005]
 
 
-def test_a_function_is_called_once_a_step():
-    """A function with a state of its own gives one answer a step, however often it is needed."""
-    answers = iter([True, False, True])
-    schedule = UpdateSchedule(lambda step: next(answers))
-    for step, due in enumerate([True, False, True]):
-        assert schedule.is_due(step) == due
-        assert not schedule.retries(step)
-        assert schedule.is_due(step) == due
-
-
 def preceding(schedule: UpdateSchedule, until: int) -> list[int]:
     return [step for step in range(until) if schedule.precedes_fit(step)]
 

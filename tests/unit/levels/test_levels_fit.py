@@ -26,7 +26,7 @@ ORDER = pytest.mark.parametrize("order", [2, np.inf], ids=["l2", "linf"])
 
 # Buckets of each shape, and the most bits at which they have enough samples in each interval. With
 # fewer, the optimum on the samples puts levels on single ones, which no histogram knows and which
-# the next gradient does not repeat (test_tables_hold_on_fresh_buckets).
+# the next gradient does not repeat (test_fresh_data.py).
 BUCKETS = {
     "normal": (20, 8),
     "mixture": (20, 8),
@@ -47,19 +47,6 @@ def test_measured_variance_is_within_5_percent_of_the_optimum(shape, order, symm
         fitted = fit_levels(law, bits, symmetric)
         best = optimal_levels(r, 2 ** (bits - 1), symmetric, w, grid=2048).variance
         assert sample_variance(fitted.magnitudes, r, symmetric, w) <= 1.05 * best, bits
-
-
-@ORDER
-@pytest.mark.parametrize("shape", ["student", "sparse"])
-def test_tables_hold_on_fresh_buckets(shape, order):
-    """At 8 bits: fitted and optimal tables of 20 buckets, both measured on 100 others."""
-    r, w = make_buckets(shape, order, 20, seed=1)
-    fresh, fresh_weights = make_buckets(shape, order, 100, seed=2)
-    fitted = fit_levels(Histogram.from_samples(r, w), 8, True).magnitudes
-    best = optimal_levels(r, 2**7, True, w).magnitudes
-    assert sample_variance(fitted, fresh, True, fresh_weights) <= 1.05 * sample_variance(
-        best, fresh, True, fresh_weights
-    )
 
 
 @BOTH

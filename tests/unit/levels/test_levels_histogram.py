@@ -53,26 +53,6 @@ def test_ppf_is_the_least_point(name):
     np.testing.assert_array_equal(x[y <= law.cdf(0.0)], 0.0)
 
 
-def test_balance_point_solves_equation_31():
-    for name in ("histogram", "atoms", "gaps"):
-        law = LAWS[name]
-        for c in (1e-6, 0.07, 0.2, 0.33, 0.6, 1.0):
-            b = law.balance_point(c)
-            # The least of Psi over the first level, by brute force on its definition.
-            grid = np.linspace(0, c, 20_001)
-            mass, mean, second = law.moments(grid)
-            top, top_mean, top_second = law.moments(c)
-            value = grid**2 * mass - second
-            value += (grid + c) * (top_mean - mean) - (top_second - second)
-            value -= grid * c * (top - mass)
-            at = b**2 * law.cdf(b) - law.moments(b)[2]
-            at += (b + c) * (top_mean - law.moments(b)[1])
-            at -= (top_second - law.moments(b)[2]) + b * c * (top - law.cdf(b))
-            assert 0 <= b <= c
-            assert at <= value.min() + 1e-13
-    assert Histogram([0.2, 0.3], [1.0]).balance_point(np.array([0.1, 0.25])).shape == (2,)
-
-
 def test_from_samples_counts_every_sample():
     r = np.array([0.0, 0.0, 1e-12, 0.25, 0.2505, 0.99999, 1.0, 1.0 + 1e-9])
     law = Histogram.from_samples(r, weights=np.arange(1.0, 9.0))

@@ -4,7 +4,7 @@ import itertools
 
 import numpy as np
 import pytest
-from levels_oracles import LAWS, integral
+from levels_oracles import LAWS
 
 from hvd_adaptive.levels import Histogram, expected_variance, exponential_magnitudes, fit_multiplier
 from hvd_adaptive.levels.fit import multiplier_gradient
@@ -33,33 +33,6 @@ def test_no_multiplier_on_a_fine_scan_is_better(name, count, symmetric):
     np.testing.assert_allclose(fitted.magnitudes, wanted)
     value = expected_variance(wanted, law, symmetric)
     np.testing.assert_allclose(fitted.objective, value, rtol=1e-4)
-
-
-def slope_by_quadrature(p: float, law, count: int) -> float:
-    """d/dp of the integral of (u - r)(r - l) dF between the neighbours l, u in 0, p**s, ..., 1.
-
-    The integrand is 0 at both ends, so the ends' own movement contributes nothing:
-    d/dp (u - r)(r - l) = u' (r - l) - l' (u - r) with u' = k p**(k-1) of u = p**k, and 0' = 0.
-    """
-    powers = np.arange(count - 2, -1, -1)
-    levels = np.array([0.0, *(p**powers)])
-    slopes = np.array([0.0, *(powers * p ** (powers - 1.0))])
-
-    def slope(r: float) -> float:
-        j = min(np.searchsorted(levels, r, side="right"), count - 1)
-        return slopes[j] * (r - levels[j - 1]) - slopes[j - 1] * (levels[j] - r)
-
-    return integral(law, slope, *levels)
-
-
-@pytest.mark.parametrize("name", LAWS)
-@pytest.mark.parametrize("count", [3, 4, 8])
-def test_gradient_of_a_zero_based_table_is_its_integral(name, count):
-    law = LAWS[name]
-    for p in (0.2, 0.5, 0.85):
-        exact = slope_by_quadrature(p, law, count)
-        found = multiplier_gradient(p, law, count, symmetric=False)
-        np.testing.assert_allclose(found, exact, rtol=1e-6, atol=1e-10)
 
 
 def test_a_zero_based_table_of_two_levels_has_no_multiplier():

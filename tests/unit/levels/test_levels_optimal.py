@@ -6,8 +6,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from levels_oracles import BOTH, LAWS, make_buckets, random_magnitudes
-from optimal_levels import optimal_levels
+from levels_oracles import BOTH, LAWS, random_magnitudes
 
 from hvd_adaptive.levels import expected_variance, sample_variance
 from hvd_adaptive.levels.optimal import best_on_grid, grid_optimum
@@ -57,27 +56,6 @@ def test_best_on_grid_agrees_with_a_plain_programme(symmetric):
     found = best_on_grid(grid, (mass, mean, second), 16, symmetric)
     value = sample_variance(found, r, symmetric, w) / w.sum()
     np.testing.assert_allclose(value, best[-1], rtol=1e-9)
-
-
-@BOTH
-@pytest.mark.parametrize("count", [2, 4, 16])
-def test_no_random_table_is_better(symmetric, count):
-    r, w = make_buckets("laplace", 2, 1)
-    optimum = optimal_levels(r, count, symmetric, w)
-    np.testing.assert_allclose(
-        optimum.variance, sample_variance(optimum.magnitudes, r, symmetric, w)
-    )
-    rng = np.random.default_rng(0)
-    tables = [random_magnitudes(rng, count, symmetric) for _ in range(200)]
-    nudged = [optimum.magnitudes ** rng.uniform(0.97, 1.03) for _ in range(50)]
-    best = min(sample_variance(levels, r, symmetric, w) for levels in tables + nudged)
-    assert optimum.variance <= best * 1.0005
-
-
-def test_weights_count():
-    r = np.array([0.1] * 10 + [0.6] * 10)
-    optimum = optimal_levels(r, 3, False, np.repeat([1.0, 1e-9], 10), grid=500)
-    assert abs(optimum.magnitudes[1] - 0.1) < 1e-3
 
 
 @BOTH

@@ -12,43 +12,42 @@ LAWS = [(0.0, 0.3), (-0.3, 1.0), (0.7, 0.05), (0.3, 1e-12), (-0.011, 1e-9), (1.0
 LAWS += [(0.5, 1e6), (-3.0, 1e12), (1.5, 0.01), (-51.0, 1.0), (1.1, 1e-12), (-2.0, 1e-5)]
 
 
-def reference(mu, sigma, low, high, power, folded=False):
-    """Integral of theta**power (|theta|**power) over [low, high] of the law, by quadrature.
+def relative_density(mu, sigma, t, start):
+    """The density at t over that at ``start``."""
+    return mpmath.exp(-((t - start) * (t + start - 2 * mu)) / (2 * sigma**2))
+
+
+def reference(mu, sigma, low, high, power, folded=False, relative=False):
+    """Integral of theta**power (|theta|**power) over [low, high] of the law, by quadrature;
+    ``relative``: of the density that is 1 at its mode.
 
     The range is cut where the density falls below exp(-60) of its highest point there: the rest
     is not seen at any precision tested.
     """
     with mpmath.workdps(25):
-        mu, sigma = mpmath.mpf(mu), mpmath.mpf(sigma)
-        mode = min(max(mu, mpmath.mpf(-1)), mpmath.mpf(1))
+        mu, sigma, a, b = map(mpmath.mpf, (mu, sigma, low, high))
+        if a >= b:
+            return 0.0
+        peak, mode = min(max(mu, a), b), min(max(mu, -1), 1)
+        slope = abs(peak - mu) / sigma
+        reach = sigma * 120 / (slope + mpmath.sqrt(slope**2 + 120))
+        left, right = max(a, peak - reach), min(b, peak + reach)
+        # Short pieces for the quadrature; |t|**k turns at zero.
+        knots = {left + (peak - left) * n / 4 for n in range(5)}
+        knots |= {peak + (right - peak) * n / 4 for n in range(5)}
+        knots = sorted(knots | ({mpmath.mpf(0)} if left < 0 < right else set()))
+        # mpmath stops at an absolute error, so it is given values around one.
+        size, width = max(abs(left), abs(right)), right - left
 
-        def exponent(t, start):
-            return -((t - start) * (t + start - 2 * mu)) / (2 * sigma**2)
+        def integrand(u):
+            t = peak + u * width
+            value = (abs(t) if folded else t) / size
+            return value**power * relative_density(mu, sigma, t, peak)
 
-        def integral(a, b, k):
-            a, b = mpmath.mpf(a), mpmath.mpf(b)
-            if a >= b:
-                return mpmath.mpf(0)
-            peak = min(max(mu, a), b)
-            slope = abs(peak - mu) / sigma
-            reach = sigma * 120 / (slope + mpmath.sqrt(slope**2 + 120))
-            left, right = max(a, peak - reach), min(b, peak + reach)
-            # Short pieces for the quadrature; |t|**k turns at zero.
-            knots = {left + (peak - left) * n / 4 for n in range(5)}
-            knots |= {peak + (right - peak) * n / 4 for n in range(5)}
-            knots = sorted(knots | ({mpmath.mpf(0)} if left < 0 < right else set()))
-            # mpmath stops at an absolute error, so it is given values around one.
-            size, width = max(abs(left), abs(right)), right - left
-
-            def integrand(u):
-                t = peak + u * width
-                return ((abs(t) if folded else t) / size) ** k * mpmath.exp(exponent(t, peak))
-
-            scaled = [(knot - peak) / width for knot in knots]
-            total = mpmath.quad(integrand, scaled, method="gauss-legendre", maxdegree=4)
-            return total * width * size**k * mpmath.exp(exponent(peak, mode))
-
-        return float(integral(low, high, power) / integral(-1, 1, 0))
+        scaled = [(knot - peak) / width for knot in knots]
+        total = mpmath.quad(integrand, scaled, method="gauss-legendre", maxdegree=4)
+        total *= width * size**power * relative_density(mu, sigma, peak, mode)
+        return total if relative else float(total / reference(mu, sigma, -1, 1, 0, relative=True))
 
 
 def points(mu, sigma):
@@ -86,32 +85,16 @@ def test_folded_closed_forms(mu, sigma):
 @pytest.mark.parametrize(("mu", "sigma"), LAWS)
 def test_pdf_integrates_to_cdf_differences(mu, sigma):
     law, folded = TruncatedNormal(mu, sigma), Folded(mu, sigma)
+    mass = reference(mu, sigma, -1, 1, 0, relative=True)
     with mpmath.workdps(25):
         mode = min(max(mpmath.mpf(mu), -1), 1)
-        scale = mpmath.mpf(sigma)
         for t in points(mu, sigma)[1:-1]:
-            exponent = -(t - mode) * (t + mode - 2 * mpmath.mpf(mu)) / (2 * scale**2)
-            expected = float(mpmath.exp(exponent)) / reference_mass(mu, sigma)
+            expected = float(relative_density(mpmath.mpf(mu), mpmath.mpf(sigma), t, mode) / mass)
             np.testing.assert_allclose(law.pdf(t), expected, rtol=1e-8, atol=1e-290)
             if t > 0:
                 mirrored = law.pdf(t) + law.pdf(-t)
                 np.testing.assert_allclose(folded.pdf(t), mirrored, rtol=1e-12)
     assert law.pdf(1.0001) == law.pdf(-1.0001) == folded.pdf(-0.1) == 0
-
-
-def reference_mass(mu, sigma):
-    """Integral over [-1, 1] of the density that is 1 at its mode."""
-    with mpmath.workdps(25):
-        mu, sigma = mpmath.mpf(mu), mpmath.mpf(sigma)
-        mode = min(max(mu, -1), 1)
-        scale = 1 / (sigma * mpmath.sqrt(2))
-        total = mpmath.erf((1 - mu) * scale) - mpmath.erf((-1 - mu) * scale)
-        if abs(total) < mpmath.mpf(10) ** -15:  # the tail, by its own function
-            far = abs(mu)
-            total = mpmath.erfc((far - 1) * scale) - mpmath.erfc((far + 1) * scale)
-        return float(
-            total * sigma * mpmath.sqrt(mpmath.pi / 2) * mpmath.exp((mode - mu) ** 2 * scale**2)
-        )
 
 
 @pytest.mark.parametrize(("mu", "sigma"), LAWS)
@@ -157,12 +140,6 @@ def test_mixture_is_the_weighted_sum():
         np.testing.assert_allclose(values.ravel(), expected, rtol=1e-8)
     parts = [w / 8 * Folded(m, s).pdf(x) for m, s, w in zip(mu, sigma, weights, strict=True)]
     np.testing.assert_allclose(law.pdf(x), sum(parts), rtol=1e-12)
-
-
-def test_mixture_inverse():
-    law = Mixture([0.0, 0.3], [0.01, 0.2], [1.0, 1.0])
-    y = np.array([0.0, 1e-9, 0.3, 0.77, 1.0 - 1e-9])
-    np.testing.assert_allclose(law.cdf(law.ppf(y)), y, rtol=1e-8, atol=1e-15)
 
 
 def test_tabulated_mixture_keeps_the_masses():

@@ -38,12 +38,6 @@ def best_levels(values: np.ndarray, count: int) -> float:
     return float(best[-1])
 
 
-def symmetric_error(values: np.ndarray, b: float) -> float:
-    """Expected squared error of the partially biased levels -b and b."""
-    a = np.abs(values)
-    return float(np.where(a <= b, b * b - a * a, (a - b) ** 2).sum())
-
-
 def two_sides(values: np.ndarray, cut: float) -> tuple[float, float]:
     """Means below the cut and from it on."""
     return float(values[values < cut].mean()), float(values[values >= cut].mean())

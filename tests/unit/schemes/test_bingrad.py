@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from bucket_oracles import symmetric_error, two_sides
+from bucket_oracles import two_sides
 from kernel_cases import heavy, ordinary, vector
 from scipy import integrate, optimize, stats
 from test_orq_levels import KINDS, sample
@@ -41,26 +41,13 @@ def test_level_of_a_normal_law_satisfies_equation_fifteen():
     assert error(symmetric_level(values)) <= 1.01 * error(want)
 
 
-@pytest.mark.parametrize("size", (1e-30, 1e30))
-def test_partially_biased_is_unbiased_between_its_levels_and_clips_beyond(size):
-    """Eq. 14, its third condition the right way round; mean and error within 5 sigma."""
-    values = (sample("heavy", 1500, 4).astype(np.float64) * size).astype(np.float32)
-    scheme, repeats = BinGrad(bucket_size=1500), 500
-    decoded = np.array([roundtrip(scheme, values, s) for s in range(repeats)])
-    b = float(np.abs(decoded).max())
-    assert set(np.unique(decoded)) == {-b, b} and b == symmetric_level(values)
-    exact = values.astype(np.float64)
-    beyond = np.abs(exact) >= b
-    assert beyond.sum() > 50 and np.all(decoded[:, beyond] == b * np.sign(exact[beyond]))
-    expected = np.clip(exact, -b, b)
-    variance = b * b - expected**2
-    signs = np.random.default_rng(1).choice([-1.0, 1.0], exact.size)
-    error = ((decoded - expected) @ signs).mean()
-    assert abs(error) < 5 * np.sqrt(variance.sum() / repeats)
-    per_coordinate = np.abs(decoded.mean(axis=0) - expected) / np.sqrt(variance / repeats + 1e-99)
-    assert per_coordinate[~beyond].max() < 5.5
-    squared = np.square(decoded - exact).sum(axis=1)
-    assert abs(squared.mean() - symmetric_error(exact, b)) < 5 * squared.std() / np.sqrt(repeats)
+def test_partially_biased_clips_beyond_its_levels():
+    """Eq. 14, its third condition the right way round; between them tests/oracle has the law."""
+    values = sample("heavy", 1500, 4)
+    decoded, b = roundtrip(BinGrad(bucket_size=1500), values), symmetric_level(values)
+    assert set(np.unique(decoded)) == {-b, b}
+    beyond = np.abs(values) >= b
+    assert beyond.sum() > 50 and np.all(decoded[beyond] == b * np.sign(values[beyond]))
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -127,7 +114,3 @@ def test_enormous_and_tiny_means_do_not_overflow_or_vanish():
         flat = torch.full((2000,), size)
         flat[::3] = -size / 2
         assert torch.equal(scheme.decode(scheme.encode(flat)), flat)
-
-
-def test_error_feedback_is_on():
-    assert OneBitSGD().settings.error_feedback == 1.0

@@ -150,31 +150,6 @@ def test_mutated_payloads_never_crash():
     assert refused > 150
 
 
-# Arguments ----------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("keywords", "told"),
-    [
-        ({}, "give one of them"),
-        ({"bits": 2.0, "relative_variance": 0.1}, "give one of them"),
-        *(({"bits": b}, "bits=.*0.5 to 10") for b in (0.4, 11, -1, True, "2", float("nan"))),
-        *(({"relative_variance": v}, "relative_variance=.*2e-06 to 20") for v in (0, 21, "x")),
-        ({"bits": 0.5, "bucket_size": 64}, "bucket_size=64"),
-        ({"bits": 2.0, "coding": "huffman"}, "coding="),
-        ({"bits": 2.0, "coding": "elias"}, "coding="),
-        ({"bits": 2.0, "statistics": "normal"}, "statistics="),
-        ({"bits": 2.0, "samples": 0}, "samples="),
-        ({"bits": 2.0, "update_steps": 5}, "update_steps="),
-        ({"bits": 2.0, "parameter_bits": {"a": 11}}, "parameter_bits="),
-        ({"relative_variance": 0.1, "parameter_bits": {"a": 2}}, "parameter_bits=.*give one"),
-    ],
-)
-def test_wrong_arguments(keywords, told):
-    with pytest.raises(ValueError, match=told):
-        ECDQ(**keywords)
-
-
 # Updates and state --------------------------------------------------------------------------------
 
 

@@ -76,21 +76,6 @@ def test_probabilities_by_quadrature(step, classes):
             assert abs(got[c, k + most] - wanted / (high - low)) < 1e-7
 
 
-def test_probabilities_by_simulation():
-    rng, n, most, step = np.random.default_rng(0), 400_000, 2, 0.25
-    t = np.abs(LAWS["student"](rng, n))
-    t = t / t.max()
-    law, y = Histogram.from_samples(t), t * rng.choice([-1, 1], n) / step
-    dither = rng.random(n) / 2
-    q = np.rint(y + dither).astype(int)
-    for c, wanted in enumerate(dithered_probabilities(law, step, 4, most)):
-        inside = q[(dither * 8).astype(int) == c]
-        counts = [*(np.mean(inside == k) for k in range(-most, most + 1)), np.mean(abs(inside) > 2)]
-        spread = np.sqrt(wanted * (1 - wanted) / inside.size) + 1e-9
-        # The histogram's bins are 1 % wide at most: their share is left out of the account.
-        assert (np.abs(np.array(counts) - wanted) < 5 * spread + 1e-3).all()
-
-
 @pytest.mark.many
 @pytest.mark.parametrize("law", LAWS)
 @pytest.mark.parametrize("delta", (0.02, 0.3, 1.0, 1.5, 3.0, 5.0))

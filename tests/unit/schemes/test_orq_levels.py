@@ -16,7 +16,6 @@ from hypothesis import strategies as st
 from hvd_adaptive import ORQ, BinGrad, LinearQuantile, SignSGD
 from hvd_adaptive.codec.bucket_codec import FORMATS
 from hvd_adaptive.kernels.numba import levels as cpu_levels
-from hvd_adaptive.kernels.reference import levels as reference_levels
 from hvd_adaptive.schemes.orq import SWEEPS
 
 DESCENT = SWEEPS["coordinate_descent"]
@@ -117,15 +116,6 @@ def test_levels_of_a_law_satisfy_equation_eight():
     mass, moment = np.diff(stats.norm.cdf(levels)), -np.diff(stats.norm.pdf(levels))
     left = levels[:-2] * mass[:-1] + levels[2:] * mass[1:]
     np.testing.assert_allclose(left, moment[:-1] + moment[1:], atol=2e-4)
-
-
-def test_each_bucket_has_its_own_levels():
-    parts = [sample("normal", 700, 1), 50 + sample("heavy", 700, 2), sample("skewed", 123, 3)]
-    flat = torch.from_numpy(np.concatenate(parts))
-    for module in (cpu_levels, reference_levels):
-        rows = module.orq_levels(flat, 700, 5, None, 0)
-        for row, part in zip(rows, parts, strict=True):
-            assert row.tolist() == levels_of(part, 5).tolist()
 
 
 @pytest.mark.parametrize(

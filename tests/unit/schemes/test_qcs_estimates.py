@@ -123,31 +123,3 @@ def test_one_measurement_needs_its_dither():
     squared = np.square(estimates - g).sum(axis=1)
     error = squared.std() / math.sqrt(len(squared))
     assert abs(squared.mean() - (3 + 4 / 3)) < 5 * error and squared.mean() > 3 + 5 * error
-
-
-@pytest.mark.parametrize("rest", (1, 97, 250))
-def test_partial_buckets(rest):
-    """Unbiased; the error of each coordinate is its share of a bucket filled up with zeros:
-    Σ_j≠i (HᵀH)_ij² g_j²/k² and ς²/12."""
-    g = dense(rest).astype(np.float32)
-    scheme = QCS(bucket_size=256, measurements=90, quantizer_range=2)
-    n = min(order for order in (1, 4, 96, 100, 192, 256) if order >= rest)
-    k = -(-90 * n // 256)
-    payloads = [scheme.encode(torch.from_numpy(g), seed=s) for s in range(1500)]
-    decoded = np.array([scheme.decode(p).double().numpy() for p in payloads])
-    scales = np.array([p[96:100].clone().view(torch.float32).item() for p in payloads])
-    assert_mean(decoded @ dense(rest), g @ dense(rest), 1e-5)
-    h = hadamard_matrix(n)[:k, :rest].astype(np.float64)
-    mixing = np.square(h.T @ h / k) * (1 - np.eye(rest))
-    squared, lost = np.square(decoded - g).sum(axis=1), (mixing @ np.square(g)).sum()
-    assert_mean(squared - rest * scales**2 / 12, lost, 1e-4)
-
-
-def test_ranks_errors_are_independent():
-    """The mean of N ranks that hold the same gradient has 1/N of the error."""
-    g, scheme = dense(256), QCS(bucket_size=256, measurements=64, quantizer_range=1)
-    flat, ranks = torch.from_numpy(np.tile(g, 200).astype(np.float32)), 8
-    decoded = [scheme.decode(scheme.encode(flat, seed=s)).double().numpy() for s in range(ranks)]
-    single_error = np.mean([np.square(d - flat.numpy()).sum() for d in decoded])
-    mean_error = np.square(np.mean(decoded, axis=0) - flat.numpy()).sum()
-    assert mean_error * ranks / single_error == pytest.approx(1, abs=0.05)
