@@ -109,6 +109,7 @@ def test_each_side_becomes_its_mean(kind):
 
 
 def test_enormous_and_tiny_means_do_not_overflow_or_vanish():
+    assert OneBitSGD().settings.error_feedback == 1.0
     scheme = OneBitSGD(error_feedback=None)
     for size in (3.4e38, 1e-40):
         flat = torch.full((2000,), size)

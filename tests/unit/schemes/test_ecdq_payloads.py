@@ -7,15 +7,15 @@ import struct
 import numpy as np
 import pytest
 import torch
-import unit_oracles as oracle
+import unit_oracles
+import wire_decoder as wire
 from kernel_cases import heavy, ordinary, vector
 
 from hvd_adaptive import ECDQ, PayloadError
 from hvd_adaptive.codec.dithered_code import DitheredCode
 from hvd_adaptive.kernels import dithered, module
-from hvd_adaptive.kernels.dithered import Stretch
-from hvd_adaptive.kernels.reference import ecdq as reference_ecdq
-from hvd_adaptive.kernels.reference import huffman as reference_huffman
+
+from oracle.in_force import known_of  # isort: skip
 
 BUCKET = 500
 
@@ -24,39 +24,14 @@ def decode(scheme: ECDQ, data: bytes) -> torch.Tensor:
     return scheme.decode(torch.from_numpy(np.frombuffer(data, np.uint8).copy()))
 
 
-@pytest.mark.parametrize("variance", (0.001, 0.2, 3.0))
-@pytest.mark.parametrize("n", (1, 3, 501, 140_000))
-def test_bodies_are_as_told(variance, n):
-    """A body written again from the docstrings, by the plain kernels, is the same."""
-    flat = vector(heavy, n)
-    flat[700:1300] = 0  # whole buckets among them, with a step of 0
-    scheme = ECDQ(relative_variance=variance, bucket_size=BUCKET, keep_zeros=False)
-    code, bucket = scheme.parts.default.code, min(BUCKET, n)
+def test_a_plain_reader_reads_bodies_of_several_segments():
+    """Segments end after 65,536 coordinates; whole buckets of zeros have a step of 0."""
+    flat = vector(heavy, 70_000)
+    flat[700:1700] = 0
+    scheme = ECDQ(relative_variance=0.2, bucket_size=BUCKET, keep_zeros=False)
     payload = scheme.encode(flat, seed=5)
-    assert payload.numel() <= scheme.parts.default.payloads.length(n, 0, torch.float32)
-    body, key = payload[96:].numpy().tobytes(), oracle.read_field(payload.numpy().tobytes(), "key")
-    steps = reference_ecdq.bucket_steps(flat, bucket, code.delta)
-    q = reference_ecdq.quantize(flat, steps, bucket, key)
-    head = struct.pack("<I", 0) + steps.numpy().tobytes()
-    ends, segments = [], b""
-    for begin in range(0, n, 65536):
-        end = min(n, begin + 65536)
-        where = Stretch(steps, bucket, key, begin, end)
-        runs, escaped = reference_ecdq.split(q, where, len(code.books), code.most)
-        out, bits = np.zeros(2 * (end - begin) + 100, np.uint8), 0
-        for run, book in zip(runs, code.books, strict=True):
-            bits = reference_huffman.encode(run, book, out, bits)
-        segments += out[: -(-bits // 8)].tobytes()
-        ends.append(len(segments))
-        segments += reference_ecdq.put_numbers(escaped, code.most).tobytes()
-        ends.append(len(segments))
-    told = head + struct.pack(f"<{len(ends)}I", *ends) + segments
-    fixed = struct.pack("<I", 2) + head[4:] + q.to(torch.int16).numpy().tobytes()
-    wanted = told if len(told) <= len(fixed) else fixed
-    assert body == wanted + bytes(-len(wanted) % 8)
-    out = torch.zeros(n)
-    reference_ecdq.add(q, steps, bucket, key, out)
-    assert torch.equal(scheme.decode(payload), out)
+    _, values = wire.decode(payload.numpy().tobytes(), known_of(scheme))
+    assert torch.equal(scheme.decode(payload).double(), torch.from_numpy(values))
 
 
 def test_integers_that_the_books_do_not_expect_travel_as_they_are():
@@ -100,11 +75,11 @@ def good() -> bytes:
 def changed(at: int, kind: str, value: float) -> bytes:
     data = bytearray(good())
     struct.pack_into("<" + kind, data, at, value)
-    return oracle.forge(bytes(data))
+    return unit_oracles.forge(bytes(data))
 
 
 def test_wrong_kinds_and_steps():
-    assert oracle.forge(good()) == good()
+    assert unit_oracles.forge(good()) == good()
     for kind in (1, 2, 3, 4, 2**32 - 1):
         with pytest.raises(PayloadError):
             decode(SCHEME, changed(96, "I", kind))
@@ -128,10 +103,10 @@ def test_lies_about_lengths():
     """The other fields are compared for every scheme alike (test_hostile_payloads.py)."""
     for count in (0, 1, N - 50, N + 50, N + BUCKET, 2**31, 2**40, 2**62, 2**64 - 1):
         with pytest.raises(PayloadError):
-            decode(SCHEME, oracle.forge(good(), coordinates=count))
+            decode(SCHEME, unit_oracles.forge(good(), coordinates=count))
     for size in range(HEAD - HEAD % 8, len(good()) - 8, 40):
         with pytest.raises(PayloadError):
-            decode(SCHEME, oracle.forge(good()[:size], length=size))
+            decode(SCHEME, unit_oracles.forge(good()[:size], length=size))
 
 
 def test_mutated_payloads_never_crash():
@@ -144,7 +119,7 @@ def test_mutated_payloads_never_crash():
         places = rng.integers(96, data.size, rng.integers(1, 4))
         mutated[places] = rng.integers(0, 256, places.size)
         try:
-            assert decode(scheme, oracle.forge(mutated.tobytes())).numel() == N
+            assert decode(scheme, unit_oracles.forge(mutated.tobytes())).numel() == N
         except PayloadError:
             refused += 1
     assert refused > 150

@@ -7,7 +7,6 @@ from itertools import pairwise, product
 import numpy as np
 import pytest
 from scipy import integrate, optimize, stats
-from theory_oracles import Samples
 
 from hvd_adaptive.levels import Folded, Histogram, Mixture, TruncatedNormal, expected_variance
 from hvd_adaptive.theory import (
@@ -153,13 +152,3 @@ def test_gap_bound_needs_a_density_without_a_dip():
     """Two humps around 1/2 and b*: the bound is above the gap, as its docstring warns."""
     law = Mixture([0.5, 0.2], [0.01, 0.01], [0.1, 0.9])
     assert variance_gap_bound(law, 1) > variance_gap(law, 1) > 0
-
-
-def test_other_levels_and_atoms():
-    law = Samples([0.0, 0.0, 0.3, 0.31])
-    hist = Histogram.from_samples([0.0, 0.0, 0.3, 0.31])
-    mean = float(law.moments(1.0)[1])
-    assert 0.3 <= best_single_level(hist) <= 0.31 and mean == pytest.approx(0.1525)
-    assert variance_gap(hist, 10, level=0.3) < variance_gap(hist, 10, level=0.5)
-    zeros = Histogram([0.0, 1.0], [0.0], zero_mass=1.0)
-    assert variance_gap(zeros, 10) == 0.0

@@ -50,17 +50,6 @@ def worst(magnitudes, symmetric, dimension, order, seed=0):
     return max(found)
 
 
-@pytest.mark.many
-@pytest.mark.parametrize("dimension", DIMENSIONS)
-@pytest.mark.parametrize("name", TABLES)
-def test_bound_is_never_exceeded(name, dimension):
-    magnitudes, symmetric = TABLES[name]
-    for order in ORDERS:
-        bound = variance_bound(magnitudes, dimension, order, symmetric)
-        found = worst(magnitudes, symmetric, dimension, order)
-        assert found <= bound * (1 + 1e-9), (order, found, bound)
-
-
 @pytest.mark.parametrize("dimension", DIMENSIONS)
 def test_published_bounds_are_never_exceeded(dimension):
     for order, size in product(ORDERS, (1, 3, 7, 127)):
@@ -169,35 +158,9 @@ def test_published_values():
     assert nuqsgd_variance_bound(3, 2**10) == 1 / 8 + 2.0**-3 * 2**5 - 1
 
 
-@pytest.mark.parametrize("reach", [2.0, 2.5, 4.0, 7.5])
-def test_equal_coordinates_reach_the_bound_and_all_of_them_cost_most(reach):
-    """From reach 2 on. Brute force over how many coordinates are equal, the others zero."""
-    d = 400
-    first = reach / np.sqrt(d)
-    costs = [
-        exact_variance([0.0, first, 1.0], np.repeat([1.0, 0.0], [n, d - n])) / n
-        for n in range(1, d + 1)
-        if n**-0.5 <= first
-    ]
-    assert np.argmax(costs) == len(costs) - 1
-    np.testing.assert_allclose(costs[-1], small_coordinates(reach), rtol=1e-9)
-
-
-@pytest.mark.parametrize("reach", [0.5, 1.0, 1.7, 1.9])
-def test_halves_of_the_first_level_reach_the_bound_below_reach_two(reach):
-    """Beside one coordinate that holds the rest of the norm, and whose own cost is left out."""
-    d = 400
-    first = reach / np.sqrt(d)
-    small = np.full(d, first / 2)
-    rest = np.sqrt(1 - small @ small)
-    cost = exact_variance([0.0, first, 1.0], [*small, rest]) - (1 - rest) * (rest - first)
-    np.testing.assert_allclose(cost, small_coordinates(reach), rtol=1e-9)
-    equal = exact_variance([0.0, first, 1.0], np.ones(d)) / d if reach >= 1 else 0.0
-    assert equal < cost
-
-
 def test_no_small_coordinates_cost_more():
-    """Random vectors of norm at most 1 in [0, l1]^d, and what projected ascent makes of them."""
+    """Random vectors of norm at most 1 in [0, l1]^d, and what projected ascent makes of them; the
+    best ones reach the bound."""
     draw = np.random.default_rng(5)
     for reach in (0.7, 1.5, 2.0, 3.0, 6.0):
         d = 50
