@@ -68,27 +68,25 @@ class Usable:
                 their neighbours follow them. Its weight becomes less in proportion. If there are
                 such buckets, a second copy to the host is made.
         """
-        clipped = [clip(bucket) for bucket in buckets]
-        found = list(zip(clipped, *_norms_and_nonzero(clipped, norm), weights, strict=True))
-        places = [at for at, each in enumerate(found) if each[1] > 0]  # false for NaN
-        nonzero = sum(count * weight for _, _, count, weight in (found[at] for at in places))
-        coordinates = sum(bucket.numel() * weight for bucket, _, _, weight in found)
-        lost = sum(math.isnan(each[1]) for each in found)
-        head = np.array([len(places), len(found), lost, nonzero, coordinates, 0], np.float64)
-        sparse = [at for at in places if without_zeros and found[at][2] < clipped[at].numel()]
+        usable, weights = [clip(bucket) for bucket in buckets], list(weights)
+        norms, nonzero = _norms_and_nonzero(usable, norm)
+        places = [at for at, own in enumerate(norms) if own > 0]  # false for NaN
+        lost = sum(map(math.isnan, norms))
+        some = sum(nonzero[at] * weights[at] for at in places)
+        total = sum(bucket.numel() * w for bucket, w in zip(usable, weights, strict=True))
+        head = np.array([len(places), len(norms), lost, some, total, 0], np.float64)
+        sparse = [at for at in places if without_zeros and nonzero[at] < usable[at].numel()]
         filled = [clip(_filled(buckets[at])) for at in sparse]
-        norms, _ = _norms_and_nonzero(filled, norm)
-        for at, bucket, own in zip(sparse, filled, norms, strict=True):
-            _, _, count, weight = found[at]
-            head[-1] += weight * _bits_of_places(buckets[at])
-            if not math.isfinite(own):
-                continue  # the norm of repeated coordinates overflows
-            found[at] = bucket, own, count, weight * count / bucket.numel()
-        used = [found[at] for at in places]
+        filled_norms, _ = _norms_and_nonzero(filled, norm)
+        for at, bucket, own in zip(sparse, filled, filled_norms, strict=True):
+            head[-1] += weights[at] * _bits_of_places(buckets[at])
+            if math.isfinite(own):  # the norm of repeated coordinates may overflow
+                weights[at] = weights[at] * nonzero[at] / bucket.numel()
+                usable[at], norms[at] = bucket, own
         return cls(
-            [bucket for bucket, _, _, _ in used],
-            [own for _, own, _, _ in used],
-            [weight for _, _, _, weight in used],
+            [usable[at] for at in places],
+            [norms[at] for at in places],
+            [weights[at] for at in places],
             head,
         )
 

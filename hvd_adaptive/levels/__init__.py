@@ -1,4 +1,11 @@
-"""Define level tables: laws of coordinates, the objective, and solvers."""
+"""Define level tables: laws of coordinates, the objective, and solvers.
+
+The functions share these arguments:
+
+    magnitudes     (K,), or (..., K) for several tables, as in ``check_magnitudes``
+    distribution   law of the folded coordinates r = |v_i|/||v||
+    symmetric      True for the levels +-l1, ..., +-1, False for 0, +-l1, ..., +-1
+"""
 
 from hvd_adaptive.levels.averaged import averaged_law as averaged_law
 from hvd_adaptive.levels.coordinate_descent import Descent as Descent

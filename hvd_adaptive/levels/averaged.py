@@ -37,9 +37,9 @@ def averaged_law(
     More than 16 ranks are simulated as 16.
 
     Args:
-        law: Law of the folded coordinates r = |v_i|/||v||.
-        magnitudes: (K,), as in ``check_magnitudes``.
-        symmetric: Whether the table is symmetric.
+        law: Law of the folded coordinates.
+        magnitudes: (K,), the table to which they are rounded.
+        symmetric: Whether it is symmetric.
         ranks: Number of ranks, >= 1.
         norm: "l2" or "linf", the norm of ``law``.
         own_norm: The norm of a; ``norm`` if None. For "l2", E||a||² = E a²/E r², since ||v|| is 1.

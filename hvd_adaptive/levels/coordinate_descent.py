@@ -32,12 +32,8 @@ def best_level(low: ArrayLike, high: ArrayLike, distribution: Distribution) -> A
     """Return the level between ``low`` and ``high`` that minimises Psi: beta of ALQ Eq. 4.
 
     This is F^-1(F(c) - int_(a,c] (r - a)/(c - a) dF) in folded form (also Eqs 24, 33; Eq. 34 for
-    normals). If (low, high] has no mass, every point is optimal and the middle is returned.
-
-    Args:
-        low: Lower neighbours a, any shape.
-        high: Upper neighbours c, in the shape of ``low``, low < high.
-        distribution: Law of the folded coordinates.
+    normals). If (low, high] has no mass, every point is optimal and the middle is returned. The
+    neighbours a = ``low`` and c = ``high`` > a have the same shape.
     """
     low, high = np.asarray(low, float), np.asarray(high, float)
     mass, mean, _ = distribution.moments(np.stack([low, high]))
@@ -84,7 +80,7 @@ def coordinate_descent(
 
     Args:
         magnitudes: (..., K), starting tables.
-        distribution: Law of the folded coordinates.
+        distribution: Law that the tables are fitted to.
         symmetric: Whether the tables are symmetric.
         tolerance: Stop when every row improves by less than this share of its objective.
         max_sweeps: Stop after this many sweeps.

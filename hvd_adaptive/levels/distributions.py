@@ -43,7 +43,8 @@ class Distribution:
         The bisection halves the order of the bit patterns, not the distance: 64 halvings reach
         neighbouring doubles of any size.
         """
-        at_start = self.cdf(self.lower) >= np.asarray(y, dtype=np.float64)
+        y = np.asarray(y, dtype=np.float64)
+        at_start = self.cdf(self.lower) >= y
         low, high = (_order(np.full(at_start.shape, end)) for end in (self.lower, self.upper))
         for _ in range(64):
             middle = (low & high) + ((low ^ high) >> 1)  # the mean, without overflow

@@ -150,15 +150,8 @@ def fit_levels(
 ) -> FitResult:
     """Return the table of 2**(bits-1) magnitudes with the least expected variance (ALQ Eqs 3, 10).
 
-    All starts descend together, as rows of one array.
-
-    Args:
-        distribution: Law of the folded coordinates. A law other than a Histogram is tabulated
-            first.
-        bits: 2..8, including the sign.
-        symmetric: Whether the table is symmetric.
-        solver: "coordinate_descent" or "gradient_descent".
-        extra_starts: Magnitudes to start from besides ``STARTS``, such as the current table.
+    A law other than a Histogram is tabulated first. All starts descend together, as rows of one
+    array: ``STARTS`` and ``extra_starts``, such as the current table.
 
     Raises:
         FitError: All mass lies at zero.

@@ -142,7 +142,7 @@ class Histogram(Distribution):
         x = np.minimum(self.edges[bins] + step, self.edges[bins + 1])
         return np.where(y <= self.zero_mass, 0.0, np.where(y > self._cdf[-1], 1.0, x))
 
-    def cube_root_points(self, steps: ArrayLike) -> Array:
+    def cube_root_points(self, steps: Array) -> Array:
         """Return the points up to which density**(1/3) integrates to these shares of its integral.
 
         Some mass must lie between the atoms.

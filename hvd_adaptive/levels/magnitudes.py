@@ -14,15 +14,9 @@ LEAST_LEVEL = 2.0**-40
 
 
 def check_magnitudes(magnitudes: ArrayLike, symmetric: bool) -> Array:
-    """Return the magnitudes as float64 (..., K) if each row ascends to exactly 1.
-
-    Args:
-        magnitudes: (..., K). The first one must be positive if ``symmetric`` (ALQ App. B.3), and 0
-            otherwise (section 3).
-        symmetric: Whether the table is symmetric.
-
-    Raises:
-        ValueError: The magnitudes are too few, do not increase strictly up to 1, or start wrongly.
+    """Return the magnitudes as float64 (..., K); raise ValueError unless each row increases
+    strictly to exactly 1, from a positive one if ``symmetric`` (ALQ App. B.3), and from 0 otherwise
+    (section 3).
     """
     levels = np.asarray(magnitudes, dtype=np.float64)
     if levels.ndim == 0 or levels.shape[-1] < (1 if symmetric else 2):

@@ -95,16 +95,8 @@ def sample_variance(
     """Return the sum of sigma^2(r_i) times its weight, the variance that quantising adds.
 
     Source: ALQ Eqs 1, 2, 27, 28. Multiply by ||v||^2 for the variance of the vector v whose
-    normalised coordinates are r.
-
-    Args:
-        magnitudes: (K,), as in ``check_magnitudes``.
-        r: Samples in [0, 1], any shape.
-        symmetric: Whether the table is symmetric.
-        weights: Weights in the shape of ``r``; 1 if None.
-
-    Raises:
-        ValueError: A sample is outside [0, 1].
+    normalised coordinates are r. A sample outside [0, 1] raises ValueError. Weights have the shape
+    of ``r``; they are 1 if None.
     """
     levels = check_magnitudes(magnitudes, symmetric)
     r = np.asarray(r, dtype=np.float64)

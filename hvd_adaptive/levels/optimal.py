@@ -61,14 +61,8 @@ def candidate_grid(histogram: Histogram, size: int) -> Array:
 def best_on_grid(candidates: ArrayLike, moments: Moments, count: int, symmetric: bool) -> Array:
     """Return the ``count`` ascending candidates with the least Psi; the last one is 1.
 
-    Args:
-        candidates: Ascending from 0 to 1.
-        moments: (cdf, partial mean, partial second moment) at the candidates.
-        count: Number of levels.
-        symmetric: If True the first level is positive, otherwise it is 0.
-
-    Raises:
-        ValueError: There are fewer candidates than levels.
+    The candidates ascend from 0 to 1; ``moments`` are the law's at the candidates, k = 0..2. Fewer
+    candidates than levels raise ValueError.
     """
     x = np.asarray(candidates, dtype=np.float64)
     mass, mean, second = moments

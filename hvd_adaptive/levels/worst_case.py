@@ -18,12 +18,7 @@ def worst_variance(magnitudes: Array, spread: float, symmetric: bool) -> float:
 
     Above the first positive level, (high - r)(r - low) <= (ratio - 1)^2 / (4 ratio) r^2 (Eq. 40).
     Below it, the cost is ``small_coordinates``, or l1^2 for each of the coordinates of a symmetric
-    table.
-
-    Args:
-        magnitudes: (K,), as in ``magnitudes.check_magnitudes``.
-        spread: d**(1/min(q, 2)) for d coordinates and Lq normalisation.
-        symmetric: Whether the table is symmetric.
+    table. ``spread`` is d**(1/min(q, 2)) for d coordinates and Lq normalisation.
     """
     positive = magnitudes if symmetric else magnitudes[1:]
     ratio = np.max(positive[1:] / positive[:-1], initial=1.0)
@@ -49,12 +44,8 @@ def small_coordinates(reach: float) -> float:
 def safe_magnitudes(count: int, symmetric: bool, dimension: int) -> tuple[float, ...]:
     """Return the exponential table whose bound on the variance of any vector is least.
 
-    It is for tables that are not fitted yet. Its bound holds for the L2 and the L-infinity norm.
-
-    Args:
-        count: Number of magnitudes, >= 2.
-        symmetric: Whether the table is symmetric.
-        dimension: Coordinates of a bucket.
+    It is for tables of ``count`` magnitudes, >= 2, that are not fitted yet. Its bound holds for
+    buckets of ``dimension`` coordinates, and for the L2 and the L-infinity norm.
     """
     tables = [exponential_magnitudes(count, k / _PARTS, symmetric) for k in range(1, _PARTS)]
     positive = [t for t in tables if t[0 if symmetric else 1] >= LEAST_LEVEL]

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 
 from hvd_adaptive import kernels
-from hvd_adaptive.base.checks import check_integer, is_real
+from hvd_adaptive.base.checks import is_real, is_whole
 from hvd_adaptive.codec.codec import Codec
 from hvd_adaptive.compressor import GradientCompressor
 from hvd_adaptive.kernels.eden import STEP, Buckets, Levels
@@ -80,7 +80,13 @@ class EDEN(GradientCompressor):
         self._build(EDEN, bits, shared)
 
     def _build(self, kind: type, bits: float, shared: Mapping[str, Any]) -> None:
-        bits = _check_bits(bits)
+        is_integer = is_whole(bits) and LEAST_BITS <= bits <= MOST_BITS
+        if not (is_integer or (is_real(bits) and bits in FRACTIONS)):
+            raise ValueError(
+                f"bits={bits!r}: must be an integer from {LEAST_BITS} to {MOST_BITS}, or one of "
+                f"{', '.join(map(str, FRACTIONS))}"
+            )
+        bits = int(bits) if is_integer else float(bits)
         settings = Settings.from_keywords(kind, {"bucket_size": DEFAULT_BUCKET, **shared})
         size = settings.bucket_size
         if not LEAST_BUCKET <= size <= MOST_BUCKET or size & (size - 1):
@@ -161,7 +167,7 @@ class EDENCodec(Codec):
         return EDENCodec(settings, bits)
 
     def body_bytes(self, coordinates: int) -> int:
-        buckets = self._all(coordinates)
+        buckets = Buckets(coordinates, self.settings.bucket_size)
         codes = self._levels.codes(buckets.codes, buckets.size)
         return KEY_BYTES + 4 * (buckets.count + self._packing.words(codes))
 
@@ -211,23 +217,10 @@ class EDENCodec(Codec):
         decode = kernels.for_device(out.device, "eden").decode_add
         decode(payloads, self.settings.bucket_size, self._levels, shared, streams, out)
 
-    def _all(self, coordinates: int) -> Buckets:
-        return Buckets(coordinates, self.settings.bucket_size)
-
     def _split(self, body: torch.Tensor, coordinates: int) -> tuple[torch.Tensor, torch.Tensor]:
         """Return scales and words of a body."""
-        at = KEY_BYTES + 4 * self._all(coordinates).count
+        at = KEY_BYTES + 4 * self._buckets(coordinates)
         return body[KEY_BYTES:at].view(torch.float32), body[at:].view(torch.int32)
-
-
-def _check_bits(bits: float) -> float:
-    if is_real(bits) and bits in FRACTIONS:
-        return float(bits)
-    try:
-        return check_integer("bits", bits, LEAST_BITS, MOST_BITS)
-    except ValueError as error:
-        fractions = ", ".join(map(str, FRACTIONS))
-        raise ValueError(f"{error}, or {fractions}") from None
 
 
 def _by_rotation(

@@ -45,11 +45,6 @@ def variance_bound(order: int, measurements: int, quantizer_range: float) -> flo
     return n / k - 1 + n / q**2 * largest
 
 
-def compression_gain(order: int, measurements: int, quantizer_range: float) -> float:
-    """Return Eq. 11 including the scale's 32 bits: 32 n over the bits of a partition."""
-    return 32 * order / (measurements * math.log2(2 * quantizer_range + 1) + SCALE_BITS)
-
-
 def best_projection(order: int, gain: float) -> tuple[int, float]:
     """Return (k, Q) with the least γ whose compression gain is at least ``gain``.
 
@@ -130,15 +125,16 @@ class QCS(GradientCompressor):
             raise ValueError(
                 f"gain={gain!r}: cannot be given together with measurements or quantizer_range"
             )
-        measurements = order if measurements is None else measurements
-        check_integer("measurements", measurements, 1, order)
-        if not is_real(quantizer_range) or quantizer_range not in RANGES:
+        rows = check_integer(
+            "measurements", order if measurements is None else measurements, 1, order
+        )
+        if quantizer_range is None or not is_real(quantizer_range) or quantizer_range not in RANGES:
             raise ValueError(
                 f"quantizer_range={quantizer_range!r}: must be 0.5 or an integer from 1 to "
                 f"{RANGES[-1]}"
             )
-        quantizer_range = 0.5 if quantizer_range == 0.5 else int(quantizer_range)
-        super().__init__(QCSCodec(settings, estimator, int(measurements), quantizer_range))
+        quantizer_range = quantizer_range if quantizer_range < 1 else int(quantizer_range)
+        super().__init__(QCSCodec(settings, estimator, rows, quantizer_range))
 
 
 class QCSCodec(Codec):
@@ -167,8 +163,9 @@ class QCSCodec(Codec):
 
     @property
     def compression_gain(self) -> float:
-        """Return Eq. 11 for a whole partition, including the scale's 32 bits."""
-        return compression_gain(self.settings.bucket_size, self.measurements, self.quantizer_range)
+        """Return Eq. 11, 32 n over the bits of a partition, including the scale's 32 bits."""
+        bits = self.measurements * math.log2(2 * self.quantizer_range + 1) + SCALE_BITS
+        return 32 * self.settings.bucket_size / bits
 
     @property
     def alphabet(self) -> int:

@@ -142,7 +142,7 @@ def _least_concave(x: NDArray, y: NDArray, at: float) -> float:
         while len(hull) > 1 and _slope(hull[-1], point) >= _slope(hull[-2], hull[-1]):
             hull.pop()
         hull.append(point)
-    return float(np.interp(at, *zip(*hull, strict=True)))
+    return float(np.interp(at, [x for x, _ in hull], [y for _, y in hull]))
 
 
 def _slope(left: tuple[float, float], right: tuple[float, float]) -> float:
