@@ -22,7 +22,7 @@ from typing import Any
 
 from hvd_adaptive.tools.launch import Ranks, results, send_result
 from hvd_adaptive.tools.methods import parse
-from hvd_adaptive.tools.output import Column, print_table
+from hvd_adaptive.tools.output import print_table
 from hvd_adaptive.tools.processes import Job
 
 METHODS = ("ALQ(bits=3)", "QSGD(bits=4)", "ECDQ(bits=2)")
@@ -46,11 +46,10 @@ def main(arguments: list[str] | None = None) -> int:
         for count in args.ranks:
             cold, warm = pairs(method, count, args.launches)
             rows.append((method, str(count), *cells(cold, warm)))
-    columns = [Column("method", text=True), Column("ranks")]
-    columns += [Column(f"{when}\nfirst step") for when in ("cold", "warm")]
-    columns += [Column("slowest\nof the next"), Column("median\nof the next")]
+    headings = ["method", "ranks", "cold\nfirst step", "warm\nfirst step"]
+    headings += ["slowest\nof the next", "median\nof the next"]
     caption = f"seconds of the slowest rank, medians of {args.launches} launches"
-    print_table(columns, rows, caption=caption)
+    print_table(headings, rows, caption=caption)
     return 0
 
 

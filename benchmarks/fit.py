@@ -21,7 +21,7 @@ import torch
 from tqdm import tqdm
 
 from hvd_adaptive import ALQ
-from hvd_adaptive.tools.output import Column, print_table
+from hvd_adaptive.tools.output import print_table
 
 RANKS, BUCKET = 4, 8192
 CASES = [(3, 20), (4, 20), (8, 20), (3, 350), (8, 350)]
@@ -62,9 +62,9 @@ def main() -> None:
             times.append(time.perf_counter() - begin)
         milliseconds = 1e3 * statistics.median(times[1:])
         rows.append((str(bits), str(samples), kind, solver, f"{milliseconds:.1f}"))
-    columns = [*map(Column, ("bits", "samples a rank", "statistics", "solver", "ms"))]
+    headings = ("bits", "samples a rank", "statistics", "solver", "ms")
     title = f"one update, {RANKS} ranks, bucket {BUCKET}, median of {args.rounds}"
-    print_table(columns, rows, title=title)
+    print_table(headings, rows, texts=0, title=title)
 
 
 if __name__ == "__main__":

@@ -23,7 +23,7 @@ from tqdm import tqdm
 
 from hvd_adaptive.simulate import Ranks
 from hvd_adaptive.tools.methods import Method, parse
-from hvd_adaptive.tools.output import Column, print_table
+from hvd_adaptive.tools.output import print_table
 
 RANKS = 2
 METHODS = [
@@ -97,7 +97,7 @@ def main() -> None:
     rows = [row(*case, args.steps, args.coordinates) for case in tqdm(cases)]
     names = ("networks", *KINDS, *(f"{kind} alone" for kind in KINDS))
     title = f"relative errors of two kinds in turn, after {args.steps} steps"
-    print_table([Column("method", text=True), *map(Column, names)], rows, title=title)
+    print_table(("method", *names), rows, title=title)
 
 
 if __name__ == "__main__":

@@ -32,7 +32,7 @@ from hvd_adaptive.codec.second_stage import MOST_BITS, default_bits, make_second
 from hvd_adaptive.coding.payload import read_header
 from hvd_adaptive.kernels.random import Use, stream_key
 from hvd_adaptive.tools.methods import Method, parse
-from hvd_adaptive.tools.output import Column, print_table, script_parser, whole
+from hvd_adaptive.tools.output import print_table, script_parser, whole
 
 FEWEST_BITS = 3
 COLUMNS = ("method", "ranks", "second stage", "first error", "added", "error", "bits sent")
@@ -114,7 +114,7 @@ def _square(values: torch.Tensor) -> float:
 
 def _print(rows: list[dict[str, Any]]) -> None:
     table = [[_cell(row[name]) for name in COLUMNS] for row in rows]
-    print_table([Column(name, text=True) for name in COLUMNS], table)
+    print_table(COLUMNS, table, texts=3)
 
 
 def _cell(value: Any) -> str:

@@ -31,7 +31,7 @@ from laboratory.methods import Method
 from laboratory.tasks import TASKS, tuned
 from tqdm import tqdm
 
-from hvd_adaptive.tools.output import Column, print_table, script_parser, whole
+from hvd_adaptive.tools.output import print_table, script_parser, whole
 
 METHODS = (
     "ddp/float32",
@@ -206,13 +206,13 @@ def show(kept: Kept, baseline: str, args: argparse.Namespace, steps: int) -> Non
         apart = "-" if own.apart is None else f"{own.apart[0]:+.4f} ± {own.apart[1]:.4f}"
         cells = f"{1e3 * own.step:.0f}", f"{own.final:.4f}", apart, reached, seconds, ratio
         rows.append((label, *cells))
-    columns = [Column("method", text=True), Column("ms\na step"), Column(f"final\n{task.quality}")]
-    columns += [Column(f"after {steps} steps minus\n{baseline} (95 %)")]
-    columns += [Column("seeds that\nreach it"), Column("seconds"), Column("times as fast\n(95 %)")]
+    headings = ["method", "ms\na step", f"final\n{task.quality}"]
+    headings += [f"after {steps} steps minus\n{baseline} (95 %)", "seeds that\nreach it"]
+    headings += ["seconds", "times as fast\n(95 %)"]
     title = f"{args.task}: {steps} steps on {args.hosts} hosts at {args.rate}"
     whose = "each seed's" if paired else "mean"
     caption = f"target: {whose} {task.quality} of {baseline} after {steps} steps; rate {task.rate}"
-    print_table(columns, rows, title=title, caption=caption)
+    print_table(headings, rows, title=title, caption=caption)
 
 
 def tune(args: argparse.Namespace, steps: int) -> None:
@@ -221,7 +221,7 @@ def tune(args: argparse.Namespace, steps: int) -> None:
     for rate in task.rates:
         found = [tuned(task, rate, seed, steps, args.hosts) for seed in range(args.seeds)]
         rows.append((f"{rate:g}", f"{statistics.fmean(found):.4f}"))
-    print_table([Column("rate"), Column(task.quality)], rows)
+    print_table(("rate", task.quality), rows, texts=0)
 
 
 if __name__ == "__main__":

@@ -22,7 +22,7 @@ from typing import Any
 
 from hvd_adaptive.tools.launch import Ranks, results, send_result
 from hvd_adaptive.tools.methods import parse
-from hvd_adaptive.tools.output import Column, print_table
+from hvd_adaptive.tools.output import print_table
 from hvd_adaptive.tools.processes import Job
 
 CASES = ("500x2000", "2000x200", "5000x100", "conv")
@@ -49,14 +49,13 @@ def main(arguments: list[str] | None = None) -> int:
         return rank(json.loads(args.plan))
     if args.ranks < 2:
         parser.error("--ranks: must be two or more; Horovod does not call compressors of one rank")
-    columns = [Column("case", text=True), Column("method", text=True)]
-    columns += [Column("ms a step"), Column("ratio"), Column("thread's ms"), Column("ratio")]
+    headings = ("case", "method", "ms a step", "ratio", "thread's ms", "ratio")
     rows = []
     for case in args.cases:
         plan = {"case": case, "methods": list(args.methods), "turns": args.turns}
         rows += rows_of(case, launched(plan, args.ranks))
     caption = f"{args.ranks} ranks; ratios to {BASELINE}"
-    print_table(columns, rows, caption=caption)
+    print_table(headings, rows, texts=2, caption=caption)
     return 0
 
 

@@ -21,7 +21,7 @@ from tqdm import tqdm
 
 from hvd_adaptive.coding.payload import read_header
 from hvd_adaptive.tools.methods import Method, parse
-from hvd_adaptive.tools.output import Column, print_table, script_parser, whole
+from hvd_adaptive.tools.output import print_table, script_parser, whole
 
 METHODS = (
     "SignSGD()",
@@ -55,8 +55,7 @@ def main() -> int:
     torch.set_num_threads(1)
     cases = [(method, zeros) for method in parse(args.methods) for zeros in PATTERNS]
     rows = [row(*case, args.coordinates, args.rounds) for case in tqdm(cases)]
-    columns = [Column(name, text=i < 2, least=12) for i, name in enumerate((*COLUMNS, *TIMES))]
-    print_table(columns, rows, least_width=130)
+    print_table((*COLUMNS, *TIMES), rows, texts=2)
     return 0
 
 

@@ -21,7 +21,7 @@ from defaults_runs import TASKS, Run
 from missing_runs import with_results
 
 from hvd_adaptive.tools.methods import parse
-from hvd_adaptive.tools.output import Column, print_table, script_parser, whole
+from hvd_adaptive.tools.output import print_table, script_parser, whole
 
 TABLE_TASK = "lenet"
 TEXT_TASKS = tuple(name for name in TASKS if name != TABLE_TASK)
@@ -63,8 +63,7 @@ def main(words: Sequence[str] | None = None) -> int:
     tables = {}
     for task, results in found.items():
         tables[task] = window_rows(results) if task == TABLE_TASK else rows(results)
-        columns = [Column(name, text=not i, least=12) for i, name in enumerate(headings(results))]
-        print_table(columns, tables[task], title=TASKS[task].title)
+        print_table(headings(results), tables[task], title=TASKS[task].title)
     if args.page:
         given = sys.argv[1:] if words is None else words
         command = shlex.join(["python", "research/defaults.py", *given])

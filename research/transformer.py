@@ -20,7 +20,7 @@ import torch.multiprocessing
 from transformer_page import headings, page, rows
 from transformer_runs import METHODS, RANKS, Run, work
 
-from hvd_adaptive.tools.output import Column, print_table, script_parser, whole
+from hvd_adaptive.tools.output import print_table, script_parser, whole
 
 
 def arguments(words: Sequence[str] | None) -> argparse.Namespace:
@@ -49,8 +49,7 @@ def main(words: Sequence[str] | None = None) -> int:
     if missing := [run for run in runs if run.load(args.output_dir) is None]:
         make(missing, args.output_dir)
     found = {run: run.load(args.output_dir) or {} for run in runs}
-    columns = [Column(name, text=not i, least=12) for i, name in enumerate(headings())]
-    print_table(columns, rows(found), title="Character transformer")
+    print_table(headings(), rows(found), title="Character transformer")
     if args.page:
         given = sys.argv[1:] if words is None else words
         command = shlex.join(["python", "research/transformer.py", *given])

@@ -12,6 +12,7 @@ from typing import Any
 from rich.console import Console, Group
 from rich.table import Table
 
+from hvd_adaptive.tools.output import make_table
 from laboratory.hosts import BURST, LATENCY, bits_per_second
 from laboratory.measure import Result
 
@@ -48,29 +49,16 @@ def _exchange(results: list[Result], arguments: Mapping[str, Any]) -> Table:
         title += f", {per_host} ranks on each host: \"sent\" is a host's, report() a rank's"
     if arguments.get("backward_ms"):
         title += f", in a backward pass of {arguments['backward_ms']} ms"
-    table = Table(title=title, caption="\n".join(conditions()), caption_justify="left")
-    table.add_column("method", overflow="fold")
-    for column in (
-        "seconds",
-        "quartiles",
-        "/ float32",
-        "/ fastest\nfloat32",
-        "/ float16",
-        "sent MB",
-        "report()\nMB",
-        "sent /\nreport()",
-        "CPU s\na rank",
-        "relative\nerror",
-        "ranks\nequal",
-    ):
-        table.add_column(column, justify="right", no_wrap=True)
+    headings = ["method", "seconds", "quartiles", "/ float32", "/ fastest\nfloat32", "/ float16"]
+    headings += ["sent MB", "report()\nMB", "sent /\nreport()", "CPU s\na rank"]
+    headings += ["relative\nerror", "ranks\nequal"]
     medians = {result.method.label: result.median for result in results}
     float32 = [m for label, m in medians.items() if label.endswith("/float32")]
-    fastest = min(float32, default=None)
+    fastest, rows = min(float32, default=None), []
     for result in results:
         backend, told = result.method.backend, result.reported("wire_bytes")
         sent = result.mean("sent_bytes")
-        table.add_row(
+        cells = (
             result.method.label,
             f"{result.median:.4f}",
             "{:.4f} {:.4f}".format(*quartiles(result.seconds)),
@@ -84,7 +72,8 @@ def _exchange(results: list[Result], arguments: Mapping[str, Any]) -> Table:
             f"{result.relative_error:.2g}",
             "yes" if result.replicas_equal else "NO",
         )
-    return table
+        rows.append(cells)
+    return make_table(headings, rows, title=title, caption="\n".join(conditions()))
 
 
 def _time(results: list[Result], arguments: Mapping[str, Any]) -> Table:
@@ -94,18 +83,16 @@ def _time(results: list[Result], arguments: Mapping[str, Any]) -> Table:
         "without these four. CPU: seconds of all cores, and their share of what\nthe cores of "
         "this machine had to give: near 1, hosts wait for each other's turn."
     )
-    table = Table(title="where a step's seconds go", caption=caption, caption_justify="left")
-    table.add_column("method", overflow="fold")
-    columns = ("step", "link", "hooks", "encode", "wait", "decode", "rest", "CPU", "CPU share")
-    for column in columns:
-        table.add_column(column, justify="right", no_wrap=True)
+    headings = ["method", "step", "link", "hooks", "encode", "wait", "decode", "rest"]
+    headings += ["CPU", "CPU share"]
     rate, cores = bits_per_second(arguments["rate"]), len(os.sched_getaffinity(0))
+    rows = []
     for result in results:
         parts = [result.reported(key) for key in ("encode_s", "exchange_s", "decode_s")]
         step, backward = statistics.fmean(result.seconds), result.mean("backward_s")
         known = None not in parts
         busy = result.mean("machine_cpu_s")
-        table.add_row(
+        cells = (
             result.method.label,
             f"{step:.4f}",
             f"{8 * result.mean('sent_bytes') / rate:.4f}",
@@ -115,7 +102,8 @@ def _time(results: list[Result], arguments: Mapping[str, Any]) -> Table:
             f"{busy:.4f}",
             f"{busy / (step * cores):.2f}",
         )
-    return table
+        rows.append(cells)
+    return make_table(headings, rows, title="where a step's seconds go", caption=caption)
 
 
 def conditions() -> list[str]:

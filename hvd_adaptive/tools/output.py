@@ -6,7 +6,6 @@ import argparse
 import json
 import os
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from rich.console import Console
@@ -15,8 +14,6 @@ from rich.table import Table
 Run = Callable[[argparse.Namespace], int]
 WIDTH = 130
 OK, PROBLEM = 0, 1
-BORDER, PADDING = 1, 3  # characters: of a table's left edge, and of each column's edge and spaces
-LEAST_TEXT = 24  # characters of a column of text, unless its cells are shorter
 
 
 def add_command(
@@ -105,87 +102,25 @@ def seconds(value: float | None) -> str:
     return f"{1e6 * value:.3g} µs"
 
 
-@dataclass(frozen=True)
-class Column:
-    """Column of a table.
-
-    Args:
-        heading: what it shows; lines are separated by a line break.
-        text: whether it holds text, which may be folded, instead of numbers.
-        drop: if the table is too wide, the columns with the largest ``drop`` are left out first,
-            all of them; a column with 0 is always shown.
-        least: characters below which a column of text is not folded.
-        about: what the column holds, for the caption of a table that shows the column.
-    """
-
-    heading: str
-    text: bool = False
-    drop: int = 0
-    least: int = LEAST_TEXT
-    about: str = ""
-
-
-def print_table(
-    columns: Sequence[Column], rows: Sequence[Sequence[str]], least_width: int = 0, **options: Any
-) -> None:
-    """Print a table to standard output, in at least ``least_width`` characters.
-
-    ``options`` are those of ``make_table``.
-    """
-    out = console()
-    out.print(make_table(columns, rows, max(out.width, least_width), **options), markup=False)
+def print_table(headings: Sequence[str], rows: Sequence[Sequence[str]], **options: Any) -> None:
+    """Print a table to standard output; ``options`` are those of ``make_table``."""
+    console().print(make_table(headings, rows, **options), markup=False)
 
 
 def make_table(
-    columns: Sequence[Column],
+    headings: Sequence[str],
     rows: Sequence[Sequence[str]],
-    width: int,
     *,
-    title: str = "",
-    caption: str = "",
+    texts: int = 1,
     styles: Sequence[str | None] = (),
-    lines: bool = False,
-    more: str = "--json prints all",
+    **options: Any,
 ) -> Table:
-    """Return a table that fits into ``width`` characters, with ``lines`` between rows.
-
-    What the shown columns hold is added to the caption, and the names of columns that do not fit
-    with ``more``, which says how to see them.
-
-    Raises:
-        ValueError: a row does not have a cell for each column.
-    """
-    if any(len(row) != len(columns) for row in rows):
-        raise ValueError(f"rows: each must have {len(columns)} cells, one for each column")
-    shown = fitting(columns, rows, width)
-    caption = "; ".join(filter(None, [caption, *(columns[place].about for place in shown)]))
-    left_out = [one.heading for place, one in enumerate(columns) if place not in shown]
-    if left_out:
-        names = ", ".join(left_out).replace("\n", " ")
-        caption += f"\nNot shown, for want of width: {names}; {more}."
-    table = Table(title=title, caption=caption.strip(), caption_justify="left", show_lines=lines)
+    """Return a table whose first ``texts`` columns hold text, which may be folded, and whose others
+    hold numbers. ``options`` are those of ``rich.table.Table``."""
+    table = Table(caption_justify="left", **options)
     number: Any = {"justify": "right", "no_wrap": True}
-    for column in map(columns.__getitem__, shown):
-        table.add_column(column.heading, **{"overflow": "fold"} if column.text else number)
+    for place, heading in enumerate(headings):
+        table.add_column(heading, **{"overflow": "fold"} if place < texts else number)
     for row, style in zip(rows, styles or [None] * len(rows), strict=True):
-        table.add_row(*(row[place] for place in shown), style=style)
+        table.add_row(*row, style=style)
     return table
-
-
-def fitting(columns: Sequence[Column], rows: Sequence[Sequence[str]], width: int) -> list[int]:
-    """Return the places of the columns that fit into ``width`` characters, each at its least
-    width."""
-    least = [_least(column, [row[place] for row in rows]) for place, column in enumerate(columns)]
-    shown = list(range(len(columns)))
-    while BORDER + sum(least[place] + PADDING for place in shown) > width:
-        drop = max(columns[place].drop for place in shown)
-        if not drop:
-            break
-        shown = [place for place in shown if columns[place].drop < drop]
-    return shown
-
-
-def _least(column: Column, cells: Sequence[str]) -> int:
-    lines = "\n".join((column.heading, *cells)).split("\n")
-    longest = max(map(len, lines))
-    return min(longest, column.least) if column.text else longest

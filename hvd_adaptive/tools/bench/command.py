@@ -11,7 +11,7 @@ from typing import Any
 from hvd_adaptive.coding import CODINGS
 from hvd_adaptive.tools import launch, output
 from hvd_adaptive.tools.bench.models import MODELS, tensors_and_coordinates
-from hvd_adaptive.tools.output import Column, whole
+from hvd_adaptive.tools.output import whole
 
 CODEC = """\
 Time encoding, and decoding with accumulation, of every scheme against memcpy,
@@ -127,33 +127,25 @@ def run_codec(arguments: argparse.Namespace) -> int:
 
 
 def _print_codec(results: dict[str, dict[str, float]], options: Any) -> None:
-    gigabytes = 4 * options.coordinates / 1e9
-    columns = [
-        Column("scheme", text=True),
-        Column("bits"),
-        Column("memcpy", drop=3, about="memcpy, GB/s"),
-        Column("encode", drop=2, about="encode, GB/s of float32"),
-        Column("encode\n/ memcpy", about="/ memcpy: times as fast as a memcpy of the float32"),
-        Column("decode\n+ add", drop=2, about="decode + add, GB/s of float32"),
-        Column("decode\n/ memcpy"),
-        Column("checksum", drop=1, about="checksum: its share of a payload's encoding"),
-    ]
+    headings = ("scheme", "bits", "memcpy", "encode\n/ memcpy", "decode\n/ memcpy", "checksum")
     rows = [
         (
             label,
             f"{t['bits']:.3f}",
-            f"{gigabytes / t['memcpy']:.1f}",
-            f"{gigabytes / t['encode']:.2f}",
+            f"{4e-9 * options.coordinates / t['memcpy']:.1f}",
             f"{t['memcpy'] / t['encode']:.2f}",
-            f"{gigabytes / t['decode']:.2f}",
             f"{t['memcpy'] / t['decode']:.2f}",
             f"{100 * max(0.0, t['checksum']) / t['sealed']:.1f} %",
         )
         for label, t in results.items()
     ]
-    norm = f", norm {options.norm}" if options.norm else ""
-    what = f"{options.coordinates:,} coordinates, bucket {options.bucket_size}{norm}"
-    output.print_table(columns, rows, title=f"{options.device}: {what}")
+    title = f"{options.device}: {options.coordinates:,} coordinates, bucket {options.bucket_size}"
+    title += f", norm {options.norm}" if options.norm else ""
+    caption = (
+        "memcpy: GB/s; / memcpy: times as fast as a memcpy of the float32, decode adds to a sum; "
+        "checksum: its share of a payload's encoding"
+    )
+    output.print_table(headings, rows, title=title, caption=caption)
 
 
 def run_exchange(arguments: argparse.Namespace) -> int:
@@ -187,13 +179,8 @@ def run_exchange(arguments: argparse.Namespace) -> int:
 
 
 def _print_exchange(found: dict[str, Any]) -> None:
-    columns = [
-        Column("method", text=True),
-        Column("ms"),
-        Column("quartiles", drop=2),
-        *map(Column, ("/ float32", "sent MB", "error")),
-        *(Column(name, drop=1) for name in ("encode", "wait", "decode")),
-    ]
+    names = ("encode_s", "exchange_s", "decode_s")
+    headings = ("method", "ms", "/ float32", "sent MB", "error", "encode", "wait", "decode")
     methods = found["methods"]
     float32 = next((row["seconds"] for row in methods if row["method"] == "float32"), None)
 
@@ -204,15 +191,14 @@ def _print_exchange(found: dict[str, Any]) -> None:
         (
             row["method"],
             cell(row["seconds"], 1e3, ".1f"),
-            " ".join(cell(seconds, 1e3, ".1f") for seconds in row["quartiles"]),
             cell(float32 and row["seconds"] / float32, 1, ".2f"),
             cell(row["wire_bytes"], 1e-6, ".2f"),
             cell(row["relative_error"], 1, ".3g"),
-            *(cell(row[name], 1e3, ".1f") for name in ("encode_s", "exchange_s", "decode_s")),
+            *(cell(row[name], 1e3, ".1f") for name in names),
         )
         for row in methods
     ]
     what = f"{found['coordinates']:,} coordinates in {found['tensors']} tensors"
     where = f"{found['ranks']} ranks on {found['hosts']} hosts, {found['launcher']}"
     caption = "ms of the slowest rank, median over steps; wait: in Horovod, for other ranks"
-    output.print_table(columns, rows, title=f"{what}, {where}", caption=caption)
+    output.print_table(headings, rows, title=f"{what}, {where}", caption=caption)

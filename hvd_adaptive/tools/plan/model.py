@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from hvd_adaptive.tools.methods import STOCK, read
-from hvd_adaptive.tools.output import Column, print_table, seconds
+from hvd_adaptive.tools.output import print_table, seconds
 from hvd_adaptive.transport.world import MOST_DIRECT
 
 # Part of a link's rate that Open MPI's rings of three or more ranks reach, and all other messages:
@@ -168,8 +168,7 @@ def in_script(prediction: Forecast) -> str:
 
 def show(predictions: Sequence[Forecast], choice: Forecast) -> None:
     """Print milliseconds of a step and of its terms."""
-    columns = [Column("method\nexchange", text=True, least=40)]
-    columns += map(Column, ("step", "wire", "codec", "calls", "MB", "error"))
+    headings = ("method\nexchange", "step", "wire", "codec", "calls", "MB", "error")
     rows = []
     for p in predictions:
         figures = (1e3 * p.step_s, 1e3 * p.wire_s, 1e3 * p.codec_s, 1e3 * p.calls_s, p.sent / 1e6)
@@ -177,7 +176,7 @@ def show(predictions: Sequence[Forecast], choice: Forecast) -> None:
         texts.append(f"{p.error:.1g}{'' if p.unbiased else ' b'}")
         rows.append((f"{p.method}\n{p.exchange}", *texts))
     styles = ["bold green" if p is choice else None for p in predictions]
-    print_table(columns, rows, styles=styles)
+    print_table(headings, rows, styles=styles)
 
 
 def explained(job: Job, machine: Machine) -> str:

@@ -7,7 +7,7 @@ import re
 import textwrap
 from dataclasses import asdict
 
-from hvd_adaptive.tools.output import OK, Column, add_command, console, print_json, print_table
+from hvd_adaptive.tools.output import OK, add_command, console, print_json, print_table
 from hvd_adaptive.tools.schemes.outline import Outline, outlines, shared_keywords
 
 WIDE = 110  # characters from which on keywords are shown
@@ -65,18 +65,16 @@ def run(arguments: argparse.Namespace) -> int:
 def _print_outlines(asked: list[Outline]) -> None:
     wide = console().width >= WIDE
     heading = "scheme, its own keywords" if wide else "scheme"
-    columns = [Column(heading, text=True, least=18), Column("method", text=True, least=40)]
     rows = [(one.signature if wide else one.name, one.method) for one in asked]
     caption = (
         "hvd-adaptive schemes NAME describes one scheme, hvd-adaptive schemes --measure prints "
         "bits and errors of all."
     )
-    print_table(columns, rows, caption=caption, lines=wide)
+    print_table((heading, "method"), rows, texts=2, caption=caption, show_lines=wide)
 
 
 def _print_measured(entries: list) -> None:
-    columns = [Column("scheme", text=True, least=18)]
-    columns += map(Column, ("bits", "error, normal | Laplacian", "bound", "unbiased"))
+    headings = ("scheme", "bits", "error, normal | Laplacian", "bound", "unbiased")
     rows = [
         (
             one.call,
@@ -87,7 +85,7 @@ def _print_measured(entries: list) -> None:
         )
         for one in entries
     ]
-    print_table(columns, rows)
+    print_table(headings, rows)
     console().print("hvd-adaptive schemes --help explains the columns", markup=False)
 
 
