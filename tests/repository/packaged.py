@@ -58,19 +58,8 @@ def main(arguments: list[str]) -> int:
         print("[3/3] tests", flush=True)
         whole = ["-m", "not integration", *(f"tests/{name}" for name in TESTS)]
         clean = {key: value for key, value in os.environ.items() if key != "PYTHONPATH"}
-        return subprocess.run(
-            [
-                python,
-                "-m",
-                "pytest",
-                "-q",
-                "-p",
-                "no:cacheprovider",
-                *(arguments or whole),
-            ],
-            cwd=files,
-            env=clean,
-        ).returncode
+        pytest = [python, *["-m", "pytest", "-q", "-p", "no:cacheprovider"], *(arguments or whole)]
+        return subprocess.run(pytest, cwd=files, env=clean).returncode
 
 
 if __name__ == "__main__":

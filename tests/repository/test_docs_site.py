@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 import html
-import importlib.util
+import importlib
 import inspect
 import os
 import re
 import subprocess
 import sys
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 
@@ -78,21 +77,6 @@ def test_the_menu_and_the_home_page_have_the_same_groups():
         t: [p for e in entries for p in e.values()] for g in groups for t, entries in g.items()
     }
     assert told == listed
-
-
-def test_the_repository_has_a_link_if_it_has_an_address():
-    spec = importlib.util.spec_from_file_location("hook", DOCS / "mkdocs_repository.py")
-    hook = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(hook)
-    assert hook.address('x = 1\nREPOSITORY = "https://h/o/n"\n') == "https://h/o/n"
-    config = hook.on_config(SimpleNamespace(repo_url=None))
-    setup = (ROOT / "setup.py").read_text(encoding="utf-8")
-    assert (config.repo_url is None) == ('REPOSITORY = ""' in setup)
-
-
-def test_every_page_is_in_the_navigation():
-    told = re.findall(r"[\w/]+\.md", yaml.safe_dump(yaml.safe_load(navigation())))
-    assert sorted(told) == sorted(page.name for page in DOCS.glob("*.md"))
 
 
 def navigation() -> str:
@@ -169,14 +153,11 @@ def test_shared_keywords_have_types(monkeypatch):
 @pytest.mark.parametrize("page", ["docs/choosing.md", "docs/reference.md"])
 def test_every_scheme_is_on_the_page(page):
     text = (ROOT / page).read_text(encoding="utf-8")
-    schemes = [name for name in dir(hvd_adaptive) if hasattr(thing(name), "compress")]
+    names = dir(hvd_adaptive)
+    schemes = [name for name in names if hasattr(getattr(hvd_adaptive, name), "compress")]
     assert len(schemes) >= 14
     for name in schemes:
         assert re.search(rf"`{name}\(|^\| `hvd_adaptive\.{name}` ", text, re.MULTILINE), name
-
-
-def thing(name: str) -> object:
-    return getattr(hvd_adaptive, name)
 
 
 def test_commands_of_make_that_pages_name_exist():
@@ -187,14 +168,8 @@ def test_commands_of_make_that_pages_name_exist():
 
 
 def test_the_citation_file():
-    """What cffconvert asks for, by hand: required keys, people with names, our own version."""
+    """It has the keys that its format requires, and our own version."""
     cited = yaml.safe_load((ROOT / "CITATION.cff").read_text(encoding="utf-8"))
     assert {"cff-version", "message", "title", "authors"} <= set(cited)
-    assert cited["cff-version"] == "1.2.0"
     assert cited["version"] == hvd_adaptive.__version__
-    assert len(cited["references"]) == 5
-    for work in cited["references"]:
-        assert {"type", "title", "authors", "year"} <= set(work)
-        assert work["authors"]
-        for person in work["authors"]:
-            assert person["family-names"] and person["given-names"]
+    assert all({"type", "title", "authors", "year"} <= set(work) for work in cited["references"])

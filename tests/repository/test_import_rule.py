@@ -78,15 +78,6 @@ def test_modules_import_only_what_is_above_them_in_the_table():
     assert wrong == []
 
 
-def test_kernels_stand_below_coding_and_levels():
-    below = {name: {"base", "settings"} for name in ("kernels", "coding")} | {"levels": {"base"}}
-    below["coding"] |= {"kernels"}
-    for package, allowed in below.items():
-        own = [others for name, others in graph().items() if name.split(".")[1:2] == [package]]
-        found = {other.split(".")[1] for others in own for other in others if "." in other}
-        assert found - {package} <= allowed
-
-
 def test_backends_import_no_other_backend():
     """The registry loads backends by name; files that they share import none of them."""
     for name, others in graph().items():
@@ -105,14 +96,3 @@ def test_horovod_and_mpi_are_imported_where_the_page_says():
     }
     ranks = {path for path in found if path.startswith("tools/") and path.endswith("/worker.py")}
     assert found == HOROVOD | ranks and len(ranks) == 3
-
-
-def test_imports_in_functions_and_for_types_count(tmp_path):
-    path = tmp_path / "a.py"
-    path.write_text(
-        "from typing import TYPE_CHECKING\n"
-        "if TYPE_CHECKING:\n    from hvd_adaptive.codec.codec import Codec\n"
-        "def f():\n    import hvd_adaptive.kernels.numba\n"
-    )
-    known = {"hvd_adaptive": path, "hvd_adaptive.codec": path, "hvd_adaptive.kernels": path}
-    assert imports(path, known) == {"hvd_adaptive.codec", "hvd_adaptive.kernels"}

@@ -40,17 +40,6 @@ def test_the_demo_installs_its_own_packages_alone(tmp_path):
     assert "hvd_adaptive.kernels" not in commands("demo", tmp_path)
 
 
-def test_each_step_prints_its_name_and_seconds(tmp_path):
-    names = re.findall(r'^echo "== ([^":$]+)"; begin=', commands("demo", tmp_path), re.MULTILINE)
-    assert len(names) == 4 and names[1:] == [
-        "packages of the demonstration",
-        "stock Horovod",
-        "demonstration",
-    ]
-    for name in names:
-        assert f"== {name}: $(($(date +%s) - begin)) s" in commands("demo", tmp_path)
-
-
 def test_the_demos_imports_are_installed():
     """Each distribution that its scripts import is among the requirements."""
     scripts, found = ["mnist"], set[str]()
