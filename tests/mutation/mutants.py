@@ -7,30 +7,19 @@ import copy
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
-SWAPS: dict[type, type] = {
-    ast.Lt: ast.LtE,
-    ast.LtE: ast.Lt,
-    ast.Gt: ast.GtE,
-    ast.GtE: ast.Gt,
-    ast.Eq: ast.NotEq,
-    ast.NotEq: ast.Eq,
-    ast.Is: ast.IsNot,
-    ast.IsNot: ast.Is,
-    ast.In: ast.NotIn,
-    ast.NotIn: ast.In,
-    ast.Add: ast.Sub,
-    ast.Sub: ast.Add,
-    ast.Mult: ast.Add,
-    ast.Div: ast.Mult,
-    ast.FloorDiv: ast.Mult,
-    ast.Mod: ast.FloorDiv,
-    ast.LShift: ast.RShift,
-    ast.RShift: ast.LShift,
-    ast.BitAnd: ast.BitOr,
-    ast.BitOr: ast.BitAnd,
-    ast.And: ast.Or,
-    ast.Or: ast.And,
-}
+OPPOSITES = (
+    (ast.Lt, ast.LtE),
+    (ast.Gt, ast.GtE),
+    (ast.Eq, ast.NotEq),
+    (ast.Is, ast.IsNot),
+    (ast.In, ast.NotIn),
+    (ast.Add, ast.Sub),
+    (ast.LShift, ast.RShift),
+    (ast.BitAnd, ast.BitOr),
+    (ast.And, ast.Or),
+)
+SWAPS: dict[type, type] = {one: other for pair in OPPOSITES for one, other in (pair, pair[::-1])}
+SWAPS |= {ast.Mult: ast.Add, ast.Div: ast.Mult, ast.FloorDiv: ast.Mult, ast.Mod: ast.FloorDiv}
 # Messages and types change nothing that a step computes.
 LEFT_OUT = (ast.Raise, ast.JoinedStr, ast.Assert, ast.Import, ast.ImportFrom)
 LOGS = {"debug", "info", "warning", "warn", "exception"}

@@ -13,9 +13,10 @@ from __future__ import annotations
 
 import argparse
 import ast
-import importlib.abc
 import importlib.machinery
+import importlib.util
 import json
+import multiprocessing
 import os
 import random
 import runpy
@@ -92,27 +93,19 @@ class Lines:
         return {"seconds": self.seconds, "lines": lines}
 
 
-class Finder(importlib.abc.MetaPathFinder):
-    """Load one module of the package as its mutant."""
+class Loader(importlib.machinery.SourceFileLoader):
+    """Compile one module of the package as its mutant; bytecode is neither read nor written."""
 
     def __init__(self, file: str, index: int) -> None:
-        self.module = file.removesuffix(".py").replace("/", ".").removesuffix(".__init__")
+        module = file.removesuffix(".py").replace("/", ".").removesuffix(".__init__")
+        super().__init__(module, str(ROOT / file))
         self.index = index
+        sys.meta_path.insert(0, self)
 
     def find_spec(self, name, path, target=None):
-        if name != self.module:
-            return None
-        spec = importlib.machinery.PathFinder.find_spec(name, path)
-        spec.loader = Loader(name, spec.origin, self.index)
-        return spec
-
-
-class Loader(importlib.machinery.SourceFileLoader):
-    """Compile a module's mutant; bytecode is neither read nor written."""
-
-    def __init__(self, name: str, path: str, index: int) -> None:
-        super().__init__(name, path)
-        self.index = index
+        if name == self.name:
+            return importlib.util.spec_from_file_location(name, self.path, loader=self)
+        return None
 
     def get_code(self, fullname):
         source = self.get_data(self.path).decode()
@@ -121,31 +114,23 @@ class Loader(importlib.machinery.SourceFileLoader):
 
 def forked(work: Callable[[], int], output: Path, seconds: float) -> int:
     """Return the exit status of `work` in a process of its own, or TIMED_OUT."""
-    child = os.fork()
-    if child == 0:
+
+    def child() -> None:
         os.setsid()
         log = os.open(output, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
         os.dup2(log, 1)
         os.dup2(log, 2)
-        status = 3
-        try:
-            status = int(work())
-        finally:
-            sys.stdout.flush()
-            os._exit(status)
-    end = time.monotonic() + seconds
+        sys.exit(int(work()))
+
+    process = multiprocessing.get_context("fork").Process(target=child)
+    process.start()
     try:
-        while time.monotonic() < end:
-            done, status = os.waitpid(child, os.WNOHANG)
-            if done:
-                return os.waitstatus_to_exitcode(status)
-            time.sleep(0.05)
-    except BaseException:
-        os.killpg(child, signal.SIGKILL)
-        raise
-    os.killpg(child, signal.SIGKILL)
-    os.waitpid(child, 0)
-    return TIMED_OUT
+        process.join(seconds)
+        return TIMED_OUT if process.exitcode is None else process.exitcode
+    finally:
+        if process.exitcode is None:
+            os.killpg(process.pid, signal.SIGKILL)
+            process.join()
 
 
 def note_lines(file: Path, tests: Sequence[str], folders: Sequence[str]) -> None:
@@ -196,7 +181,7 @@ def verdict(file: str, index: int, line: int, noted: dict, output: Path, seconds
         return "no test"
 
     def work() -> int:
-        sys.meta_path.insert(0, Finder(file, index))
+        Loader(file, index)
         return pytest.main([*QUIET, "-o", f"timeout={20 + 4 * seconds:.0f}", *names])
 
     status = forked(work, output, 30 + 5 * seconds)
@@ -207,7 +192,7 @@ def found_by_ranks(file: str, index: int, output: Path) -> bool:
     """Return whether a check of two forked ranks fails, or hangs."""
 
     def work() -> int:
-        sys.meta_path.insert(0, Finder(file, index))
+        Loader(file, index)
         sys.argv = ["fork_ranks.py", "2", *map(str, sorted(RANKS.glob("check_*.py")))]
         try:
             runpy.run_path(str(RANKS / "fork_ranks.py"), run_name="__main__")
