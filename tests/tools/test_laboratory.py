@@ -98,14 +98,6 @@ def test_what_the_package_refuses_is_told():
         assert words in message
 
 
-def test_overlap_measures_the_hook_beside_horovod():
-    found = parse(overlap.METHODS)
-    assert refusals(found) == {}
-    hooks = {method.name for method in found if method.backend == "ddp"}
-    assert hooks == {"float32", "float16", "PowerSGD", "ALQ", "EDEN"}
-    assert {"mpi/float16", "mpi/ALQ(bits=3)"} < {method.label for method in found}
-
-
 def test_gradients_of_a_trained_network(tmp_path, monkeypatch):
     """Those of another rank can be computed again, and belong to the model's shapes."""
     monkeypatch.setattr(trained, "STEPS", 1)
