@@ -8,6 +8,7 @@ are for horovodrun, which would reach others by ssh.
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import shutil
 import socket
@@ -16,12 +17,14 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import psutil
 
+from hvd_adaptive.tools.processes import TEXTS, Job
+
 # What starts daemons, and what srun --mpi=pmix loads under the name that the last one brings.
 PACKAGES = ("slurmctld", "slurmd", "slurm-client", "munge", "libpmix-dev")
-PROGRAMS = ("slurmctld", "slurmd", "sbatch", "munged")
 CONFIGURATION = """\
 ClusterName={name}
 SlurmctldHost={host}(127.0.0.1)
@@ -61,32 +64,14 @@ def install() -> None:
         raise Unavailable("Slurm's daemons want root")
     if not shutil.which("dpkg-query") or not shutil.which("apt-get"):
         raise Unavailable("Slurm is installed from Debian's packages, and this is no Debian")
-    missing = [package for package in PACKAGES if not _is_installed(package)]
-    if not missing:
+    if subprocess.run(["dpkg-query", "--show", *PACKAGES], capture_output=True).returncode == 0:
         return
     environment = os.environ | {"DEBIAN_FRONTEND": "noninteractive"}
-    options = ["-q", "-y", "-o", "DPkg::Lock::Timeout=60"]
-    for command in (["update"], ["install", "--no-install-recommends", *missing]):
-        done = subprocess.run(
-            ["apt-get", *options, *command],
-            env=environment,
-            text=True,
-            timeout=240,
-            check=False,
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-        )
-        if done.returncode:
-            raise Unavailable(f"apt-get {command[0]}: {done.stdout[-500:]}")
-    if not all(map(shutil.which, PROGRAMS)):
-        raise Unavailable(f"not all of {', '.join(PROGRAMS)} are on the path")
-
-
-def _is_installed(package: str) -> bool:
-    asked = ["dpkg-query", "--show", "--showformat=${db:Status-Status}", package]
-    done = subprocess.run(asked, capture_output=True, text=True, check=False)
-    return done.stdout == "installed"
+    get = ["apt-get", "-q", "-y", "-o", "DPkg::Lock::Timeout=60"]
+    for command in ([*get, "update"], [*get, "install", "--no-install-recommends", *PACKAGES]):
+        job = Job(command, 240, environment=environment)
+        if job.wait() != 0:
+            raise Unavailable(f"{' '.join(command)}: {job.text()[-500:]}")
 
 
 @dataclass(frozen=True)
@@ -100,24 +85,16 @@ class Cluster:
     def run(self, *command: str, cwd: Path | None = None) -> str:
         """What a Slurm command prints; its error where it fails."""
         done = subprocess.run(
-            command,
-            env=self.environment,
-            cwd=cwd or self.folder,
-            text=True,
-            timeout=60,
-            check=False,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
+            command, env=self.environment, cwd=cwd or self.folder, timeout=60, **TEXTS
         )
         if done.returncode:
-            raise RuntimeError(f"{' '.join(command)}: {done.stdout}")
+            raise RuntimeError(f"{' '.join(command)}: {done.stdout}{done.stderr}")
         return done.stdout
 
     def submit(self, script: Path, cwd: Path, output: Path, *words: str, options=()) -> str:
         """The job's number. words: of the script. options: of sbatch."""
-        return self.run(
-            "sbatch", "--parsable", f"--output={output}", *options, str(script), *words, cwd=cwd
-        ).strip()
+        command = ["sbatch", "--parsable", f"--output={output}", *options, str(script), *words]
+        return self.run(*command, cwd=cwd).strip()
 
     def job(self, number: str) -> dict[str, str]:
         """What ``scontrol show job`` tells."""
@@ -134,43 +111,32 @@ def slurm(folder: Path) -> Iterator[Cluster]:
     """Start one; stop it, its jobs and all they have started, whatever happens inside."""
     name = f"hvd{os.getpid()}"
     environment = os.environ | {"SLURM_CONF": str(folder / "slurm.conf")}
-    cluster, daemons = Cluster(name, folder, environment), []
+    cluster, daemons = Cluster(name, folder, environment), list[Job]()
     host = socket.gethostname().partition(".")[0]
     # Slurm wants the one that has its host's name first.
     nodes = {host: "local", "localhost": "local", "n1": "separate", "n2": "separate"}
     _configure(cluster, host, nodes)
     try:
-        munge = [
-            f"--{word}={folder}/munge.{end}"
-            for word, end in (
-                ("key-file", "key"),
-                ("socket", "socket"),
-                ("pid-file", "pid"),
-                ("log-file", "log"),
-                ("seed-file", "seed"),
-            )
-        ]
-        commands = [["munged", "--foreground", "--force", *munge], ["slurmctld", "-D"]]
+        munge = [f"--{end}-file={folder}/munge.{end}" for end in ("key", "pid", "log", "seed")]
+        munge += ["--foreground", "--force", f"--socket={folder}/munge.socket"]
+        commands = [["munged", *munge], ["slurmctld", "-D"]]
         commands += [["slurmd", "-D", "-N", node] for node in nodes]
         for place, command in enumerate(commands):
-            with (folder / f"{command[0]}-{place}.log").open("w") as log:
-                daemons.append(
-                    subprocess.Popen(
-                        command,
-                        env=environment,
-                        cwd=folder,
-                        start_new_session=True,
-                        stdin=subprocess.DEVNULL,
-                        stdout=log,
-                        stderr=subprocess.STDOUT,
-                    )
-                )
+            log = folder / f"{command[0]}-{place}.log"
+            kept: Any = {"environment": environment, "folder": folder, "output": log}
+            daemons.append(Job(command, math.inf, **kept))
             if command[0] == "munged":
                 _wait_for(lambda: (folder / "munge.socket").exists(), cluster, daemons)
         _wait_for(lambda: _idle_nodes(cluster) == len(nodes), cluster, daemons)
         yield cluster
     finally:
-        _stop(cluster, daemons)
+        for daemon in reversed(daemons):
+            daemon.end()
+        left = left_over(cluster)
+        for process in left:
+            with contextlib.suppress(psutil.Error):
+                process.kill()
+        psutil.wait_procs(left, timeout=30)
 
 
 def _configure(cluster: Cluster, host: str, nodes: dict[str, str]) -> None:
@@ -186,9 +152,8 @@ def _configure(cluster: Cluster, host: str, nodes: dict[str, str]) -> None:
         (folder / node).mkdir()
     for name in dict.fromkeys(nodes.values()):
         members = ",".join(node for node, partition in nodes.items() if partition == name)
-        text += PARTITION.format(
-            name=name, nodes=members, default="NO" if name == "local" else "YES"
-        )
+        default = "NO" if name == "local" else "YES"
+        text += PARTITION.format(name=name, nodes=members, default=default)
     (folder / "slurmctld").mkdir()
     (folder / "slurm.conf").write_text(text)
     (folder / "cgroup.conf").write_text("CgroupPlugin=cgroup/v1\nCgroupAutomount=no\n")
@@ -203,33 +168,12 @@ def _idle_nodes(cluster: Cluster) -> int:
     return 0
 
 
-def _wait_for(ready, cluster: Cluster, daemons: list[subprocess.Popen]) -> None:
+def _wait_for(ready, cluster: Cluster, daemons: list[Job]) -> None:
     end = time.monotonic() + 60
     while not ready():
-        if time.monotonic() > end or any(daemon.poll() is not None for daemon in daemons):
+        if time.monotonic() > end or any(daemon.process.poll() is not None for daemon in daemons):
             raise RuntimeError(f"a daemon did not start:\n{cluster.log()}")
         time.sleep(0.2)
-
-
-def _stop(cluster: Cluster, daemons: list[subprocess.Popen]) -> None:
-    with contextlib.suppress(RuntimeError, subprocess.TimeoutExpired):
-        numbers = cluster.run("squeue", "--noheader", "--format=%i").split()
-        if numbers:
-            cluster.run("scancel", "--signal=KILL", "--full", *numbers)
-            cluster.run("scancel", *numbers)
-    for daemon in reversed(daemons):
-        daemon.terminate()
-    for daemon in daemons:
-        try:
-            daemon.wait(timeout=10)
-        except subprocess.TimeoutExpired:
-            daemon.kill()
-            daemon.wait()
-    left = left_over(cluster)
-    for process in left:
-        with contextlib.suppress(psutil.Error):
-            process.kill()
-    psutil.wait_procs(left, timeout=30)
 
 
 def left_over(cluster: Cluster) -> list[psutil.Process]:

@@ -9,9 +9,10 @@ import torch
 import torch.nn.functional as F
 from accelerate import Accelerator, DistributedDataParallelKwargs
 from accelerate.state import AcceleratorState
-from torch import nn
 from trainer_runs import (
     SCALE,
+    compressor,
+    network,
     residuals_are_unscaled,
     same_everywhere,
     shared_folder,
@@ -19,7 +20,7 @@ from trainer_runs import (
     with_fp16,
 )
 
-from hvd_adaptive import ALQ, LocalSGD
+from hvd_adaptive import LocalSGD
 from hvd_adaptive.ddp import CompressionState, compression_hook
 from hvd_adaptive.integrations.accelerate import compress
 
@@ -30,9 +31,16 @@ def make(**options):
     accelerator = Accelerator(cpu=True, kwargs_handlers=[kept], **options)
     if accelerator.mixed_precision == "fp16":
         with_fp16(accelerator)
-    torch.manual_seed(0)
-    net = nn.Sequential(nn.Linear(16, 256), nn.Tanh(), nn.Linear(256, 1))
+    net = network()
     return accelerator, *accelerator.prepare(net, torch.optim.SGD(net.parameters(), lr=0.1))
+
+
+def compressed(**options):
+    """The same, with a compressor."""
+    accelerator, model, optimizer = make(**options)
+    own = compressor()
+    compress(accelerator, model, own)
+    return accelerator, model, optimizer, own
 
 
 def train(accelerator, model, optimizer, steps, overflows=None):
@@ -49,10 +57,6 @@ def train(accelerator, model, optimizer, steps, overflows=None):
                 optimizer.zero_grad()
 
 
-def compressor() -> ALQ:
-    return ALQ(bits=4, error_feedback=1.0)
-
-
 @pytest.fixture
 def another_precision():
     """Accelerate keeps one for the process."""
@@ -64,9 +68,7 @@ def another_precision():
 def test_fp16_overflows_on_one_rank_and_resumes(another_precision):
     """That step moves nothing; residuals follow the scale; a resumed loop repeats the rest."""
     with shared_folder() as folder:
-        accelerator, model, optimizer = make(mixed_precision="fp16")
-        own = compressor()
-        compress(accelerator, model, own)
+        accelerator, model, optimizer, own = compressed(mixed_precision="fp16")
         train(accelerator, model, optimizer, [0])
         before = state_of(model)
         train(accelerator, model, optimizer, [1], overflows=1)
@@ -81,9 +83,7 @@ def test_fp16_overflows_on_one_rank_and_resumes(another_precision):
         same_everywhere(whole)
 
         accelerator.free_memory()
-        accelerator, model, optimizer = make(mixed_precision="fp16")
-        own = compressor()
-        compress(accelerator, model, own)
+        accelerator, model, optimizer, own = compressed(mixed_precision="fp16")
         accelerator.load_state(folder)
         assert accelerator.scaler.get_scale() == SCALE / 2
         train(accelerator, model, optimizer, range(3, 6))
@@ -147,8 +147,7 @@ def test_local_sgd(prepares_model, caplog):
     """A prepared LocalSGD counts the steps that accumulation lets happen; a model that DDP averages
     is warned of."""
     accelerator = Accelerator(cpu=True, gradient_accumulation_steps=4)
-    torch.manual_seed(0)
-    net = nn.Sequential(nn.Linear(16, 256), nn.Tanh(), nn.Linear(256, 1))
+    net = network()
     inner = torch.optim.SGD(net.parameters(), lr=0.1)
     optimizer = LocalSGD(inner, every=2, compression=compressor(), momentum=0.5, lr=0.5)
     model = accelerator.prepare(net) if prepares_model else net
@@ -170,8 +169,7 @@ def test_local_sgd_overflows_on_one_rank(another_precision):
     """The schedule takes that step on every rank, and the round comes after it."""
     accelerator = Accelerator(cpu=True, mixed_precision="fp16")
     with_fp16(accelerator)
-    torch.manual_seed(0)
-    net = nn.Sequential(nn.Linear(16, 256), nn.Tanh(), nn.Linear(256, 1))
+    net = network()
     inner = torch.optim.SGD(net.parameters(), lr=0.1)
     optimizer = LocalSGD(inner, every=2, compression=compressor())
     prepared = accelerator.prepare(optimizer)

@@ -11,11 +11,12 @@ import torch.distributed as dist
 import torch.nn.functional as F
 from lightning.pytorch.callbacks import ModelCheckpoint
 from lightning.pytorch.plugins import MixedPrecision
-from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 from trainer_runs import (
     SCALE,
+    compressor,
     groups,
+    network,
     residuals_are_unscaled,
     same_everywhere,
     scaler,
@@ -23,7 +24,6 @@ from trainer_runs import (
     state_of,
 )
 
-from hvd_adaptive import ALQ
 from hvd_adaptive.integrations.lightning import Compress
 
 EPOCH = 3  # steps
@@ -32,8 +32,7 @@ EPOCH = 3  # steps
 class Module(lightning.LightningModule):
     def __init__(self) -> None:
         super().__init__()
-        torch.manual_seed(0)
-        self.net = nn.Sequential(nn.Linear(16, 256), nn.Tanh(), nn.Linear(256, 1))
+        self.net = network()
 
     def training_step(self, batch, index):
         # Of the step alone: a resumed fit need not get the batches that the first one got.
@@ -60,10 +59,6 @@ def trainer_of(callbacks, steps: int, **options) -> lightning.Trainer:
 
 def loader() -> DataLoader:
     return DataLoader(TensorDataset(torch.zeros(2 * EPOCH, 1)), batch_size=1)
-
-
-def compressor() -> ALQ:
-    return ALQ(bits=4, error_feedback=1.0)
 
 
 def test_each_rank_gets_its_own_state():

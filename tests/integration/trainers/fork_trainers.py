@@ -1,8 +1,5 @@
-"""Forked processes that share the trainers' libraries: fork_trainers.py FOLDER RANKS CHECKS...
-
-A Lightning trainer without a launcher; the checks on every rank; the trainings of fresh_runs.py, as
-a whole and resumed in new processes.
-"""
+"""A Lightning trainer without a launcher, then the rounds of checks that fork_ranks.py takes, in
+forked processes that share the trainers' libraries."""
 
 from __future__ import annotations
 
@@ -10,9 +7,10 @@ import os
 import sys
 from pathlib import Path
 
-sys.path.append(str(Path(__file__).resolve().parents[2]))
-sys.path.append(str(Path(__file__).resolve().parents[2] / "parallel" / "ddp"))
-sys.path.append(str(Path(__file__).resolve().parents[3] / "examples"))
+sys.path.extend(
+    str(Path(__file__).resolve().parents[3] / name)
+    for name in ("tests", "tests/integration", "tests/parallel/ddp", "examples")
+)
 
 import accelerate
 import fork_ranks
@@ -36,10 +34,4 @@ def alone() -> int:
 
 
 if __name__ == "__main__":
-    folder, *checks = sys.argv[1:]
-    failed = alone() or fork_ranks.main(checks)
-    if not failed:
-        import fresh_runs
-
-        failed = fresh_runs.main(folder, "whole") or fresh_runs.main(folder, "rest")
-    sys.exit(bool(failed))
+    sys.exit(bool(alone() or fork_ranks.main(sys.argv[1:])))

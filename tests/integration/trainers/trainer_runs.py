@@ -13,6 +13,7 @@ from accelerate import Accelerator
 from ddp_oracles import assert_same_everywhere
 from torch import nn
 
+from hvd_adaptive import ALQ
 from hvd_adaptive.compressor import GradientCompressor
 
 SCALE = 2.0**10  # of fp16; it halves when gradients overflow
@@ -30,6 +31,16 @@ def shared_folder() -> Iterator[str]:
     finally:
         if first:
             shutil.rmtree(name[0], ignore_errors=True)
+
+
+def network() -> nn.Module:
+    """The same on every rank."""
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(16, 256), nn.Tanh(), nn.Linear(256, 1))
+
+
+def compressor() -> ALQ:
+    return ALQ(bits=4, error_feedback=1.0)
 
 
 def state_of(model: nn.Module) -> torch.Tensor:
