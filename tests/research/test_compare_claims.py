@@ -3,29 +3,27 @@
 from __future__ import annotations
 
 import argparse
-from pathlib import Path
 
 import numpy as np
 import pytest
 
 pytest.importorskip("mlxtend")
 pytest.importorskip("sklearn")
-RESEARCH = Path(__file__).resolve().parents[2] / "research"
-import compare_studies as studies  # noqa: E402
-import papers  # noqa: E402
-import verdicts  # noqa: E402
-from compare_budgets import BUDGETS  # noqa: E402
-from compare_claims import CLOSE, check_claims  # noqa: E402
-from compare_equal_claims import check_equal_claims  # noqa: E402
-from compare_methods import ADAPTIVE, METHODS  # noqa: E402
-from compare_paper_claims import check_fits, check_nuqsgd, check_qsgd  # noqa: E402
-from compare_runs import Outcome, Run  # noqa: E402
-from compare_scores import OnTrajectory, Scores, budget_scores, scores_of  # noqa: E402
-from compare_sweep_claims import check_sweeps  # noqa: E402
-from compare_tasks import TASKS  # noqa: E402
-from papers_list import PAPERS  # noqa: E402
+import compare_studies as studies
+import papers
+import verdicts
+from compare_budgets import BUDGETS
+from compare_claims import CLOSE, check_claims
+from compare_equal_claims import check_equal_claims
+from compare_methods import ADAPTIVE, METHODS
+from compare_paper_claims import check_fits, check_nuqsgd, check_qsgd
+from compare_runs import Outcome, Run
+from compare_scores import OnTrajectory, Scores, budget_scores, scores_of
+from compare_sweep_claims import check_sweeps
+from compare_tasks import TASKS
+from papers_list import PAPERS
 
-from hvd_adaptive.simulate import Records  # noqa: E402
+from hvd_adaptive.simulate import Records
 
 ARGS = argparse.Namespace(
     task=list(TASKS),

@@ -8,9 +8,17 @@ from pathlib import Path
 
 import pytest
 import torch
+from exact_error import rounding_error
 from pages import command_of, look_up, made, verdicts_of
 
+from hvd_adaptive import ORQ
+
 pytest.importorskip("mlxtend")
+import missing_runs
+import orq_paper
+from orq_gradients import compression_ratio, relative_error, roundtrip
+from orq_methods import BY_LEVELS, METHODS, make
+
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(330)]
 
 FIGURES = {"orq_histograms", "orq_error", "orq_accuracy", "orq_buckets"}
@@ -38,9 +46,6 @@ def test_end_to_end_and_resumed(tmp_path, monkeypatch):
 
 def missing(cwd: Path, monkeypatch: pytest.MonkeyPatch) -> list:
     """What the command would make now."""
-    import missing_runs
-    import orq_paper
-
     jobs = []
     monkeypatch.chdir(cwd)
     monkeypatch.setattr(sys, "argv", [*command_of("orq"), *FLAGS][1:])
@@ -54,11 +59,6 @@ def missing(cwd: Path, monkeypatch: pytest.MonkeyPatch) -> list:
 
 @pytest.mark.parametrize("levels", [3, 9])
 def test_expected_error_is_the_mean_of_draws(levels):
-    from exact_error import rounding_error
-    from orq_gradients import relative_error, roundtrip
-
-    from hvd_adaptive import ORQ
-
     flat = torch.randn(3000, generator=torch.Generator().manual_seed(levels)) ** 3
     codec = ORQ(levels=levels, bucket_size=512)
     draws = torch.tensor(
@@ -70,10 +70,6 @@ def test_expected_error_is_the_mean_of_draws(levels):
 
 def test_ratio_counts_every_byte():
     """Levels of float32, codes of 20, 12 and 10 to 32, 28 and 32 bits, a header of 96 bytes."""
-    from orq_gradients import compression_ratio
-
-    from hvd_adaptive import ORQ
-
     for levels, bits in ((3, 32 / 20), (5, 28 / 12), (9, 32 / 10)):
         for size in (128, 8192):
             payload = 96 + 4 * levels * math.ceil(100_000 / size) + 100_000 * bits / 8
@@ -83,9 +79,6 @@ def test_ratio_counts_every_byte():
 
 
 def test_methods_have_the_levels_they_are_listed_under():
-    from orq_gradients import roundtrip
-    from orq_methods import BY_LEVELS, METHODS, make
-
     flat = torch.randn(4096, generator=torch.Generator().manual_seed(0))
     for levels, methods in BY_LEVELS.items():
         for method in methods:

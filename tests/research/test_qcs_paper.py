@@ -11,8 +11,26 @@ import torch
 from pages import command_of, look_up, made, verdicts_of
 from script_runs import run
 
+from hvd_adaptive import SparseSGD
+from hvd_adaptive.schemes.qcs import variance_bound
+from hvd_adaptive.simulate import Records
+
 pytest.importorskip("mlxtend")
 pytest.importorskip("sklearn")
+from qcs_gain import (
+    GAIN,
+    ORDER,
+    REGRESSION,
+    body_gain,
+    qsgd_gain,
+    sparse_density,
+    ternary_bucket,
+    ternary_entropy,
+    ternary_gain,
+    told_gain,
+)
+from qcs_regression import CONVERGED, RATES, Paths, losses, widest
+
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(330)]
 
 FIGURES = {"qcs_regression", "qcs_variance", "qcs_error", "qcs_workers", "qcs_convergence"}
@@ -38,8 +56,6 @@ def test_end_to_end_and_resumed(tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("bucket", [2, 8, 40])
 def test_ternary_entropy_is_that_of_drawn_symbols(bucket):
-    from qcs_gain import ternary_entropy
-
     draw = torch.Generator().manual_seed(bucket)
     v = torch.randn(200_000, bucket, generator=draw, dtype=torch.float64)
     p = float((v.abs() / v.norm(dim=1, keepdim=True)).mean())
@@ -48,16 +64,12 @@ def test_ternary_entropy_is_that_of_drawn_symbols(bucket):
 
 
 def test_ternary_bucket_by_brute_force():
-    from qcs_gain import ternary_bucket, ternary_gain
-
     size = ternary_bucket(21, 3200)
     assert 3200 % size == 0 and ternary_gain(size) >= 21
     assert all(ternary_gain(d) < 21 for d in range(2, size) if 3200 % d == 0)
 
 
 def test_fixed_length_gain_counts_codes_and_scale():
-    from qcs_gain import qsgd_gain
-
     for bucket, s in itertools.product((5, 64, 512), (1, 2, 7)):
         words = 2 * s + 1
         assert qsgd_gain(bucket, s) == pytest.approx(
@@ -68,10 +80,6 @@ def test_fixed_length_gain_counts_codes_and_scale():
 
 
 def test_sparse_density_is_the_largest_that_reaches_the_gain():
-    from qcs_gain import body_gain, sparse_density
-
-    from hvd_adaptive import SparseSGD
-
     density = sparse_density(21, 64)
     flat = torch.randn(64_000, generator=torch.Generator().manual_seed(1))
     assert body_gain(SparseSGD(density=density, bucket_size=64), flat) >= 21
@@ -80,8 +88,6 @@ def test_sparse_density_is_the_largest_that_reaches_the_gain():
 
 def test_baseline_regression_follows_the_exact_mean():
     """E of E_{t+1} is E_t (I - μR): with a tiny rate the loss is the noiseless descent's."""
-    from qcs_regression import RATES, losses
-
     *_, last = losses(None, 8, 10)
     values = torch.linspace(1, 4, 64, dtype=torch.float64)
     exact = float((values * (1 - RATES[0] * values) ** 20).sum() / values.sum())
@@ -90,10 +96,6 @@ def test_baseline_regression_follows_the_exact_mean():
 
 def test_eq_11_by_brute_force():
     """The paper's account leaves the scale out: QSGD's three levels have gain 32 / log2(3)."""
-    from qcs_gain import GAIN, ORDER, REGRESSION, told_gain
-
-    from hvd_adaptive.schemes.qcs import variance_bound
-
     qsgd, qcs = REGRESSION["QSGD, Eq. 11"](), REGRESSION["QCS, Eq. 11"]()
     assert told_gain("QSGD, Eq. 11", qsgd) == pytest.approx(32 / math.log2(3))
     bits = 32 * ORDER / GAIN
@@ -110,8 +112,6 @@ def test_eq_11_by_brute_force():
 
 def test_paths_of_runs_by_hand():
     """Each run's first step below the threshold, and its widest step size, at every rate below."""
-    from qcs_regression import CONVERGED, RATES, Paths
-
     paths, low, high = Paths(3, 2), CONVERGED / 2, 1.0
     ratios = torch.full((3, len(RATES), 3), high)
     ratios[1:, :4, 0] = low  # at four rates from step 1 on
@@ -124,10 +124,6 @@ def test_paths_of_runs_by_hand():
 
 
 def test_widest_stops_at_the_first_rate_that_fails():
-    from qcs_regression import widest
-
-    from hvd_adaptive.simulate import Records
-
     shares = {0.01: 1.0, 0.02: 0.5, 0.03: 0.4, 0.04: 1.0}
     rows = [{"rate": r, "step": 9, "converged": c} for r, c in shares.items()]
     assert widest(Records({}, rows)) == 0.02

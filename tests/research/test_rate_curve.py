@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import sys
-from pathlib import Path
-
 import numpy as np
 import pytest
 import torch
+from exact_error import exact_error
 
-RESEARCH = Path(__file__).resolve().parents[2] / "research"
+from hvd_adaptive import ALQ, QCS, QSGD, TernGrad
+
 pytestmark = pytest.mark.integration
 
 
@@ -38,17 +37,11 @@ def test_end_to_end_and_kept(tmp_path, monkeypatch):
     page.unlink()
     rate_curve.main(arguments)
     assert page.read_text(encoding="utf-8") == text
-    for name in ("rate_bound", "rate_curve", "rate_methods", "rate_page"):
-        sys.modules.pop(name, None)
 
 
 @pytest.mark.parametrize("norm", ["l2", "linf"])
-def test_exact_errors_by_hand(norm, monkeypatch):
+def test_exact_errors_by_hand(norm):
     """Eqs 1 and 2 on the levels, bucket by bucket, in NumPy."""
-    from exact_error import exact_error
-
-    from hvd_adaptive import ALQ
-
     v = torch.from_numpy(np.random.default_rng(0).standard_t(3, 5000)).float()
     codec = ALQ(bits=4, bucket_size=512, norm=norm)
     codec.fit(v)
@@ -61,12 +54,8 @@ def test_exact_errors_by_hand(norm, monkeypatch):
     assert exact_error(codec, v) == pytest.approx(total / float(v.double() @ v.double()), rel=1e-5)
 
 
-def test_exact_errors_count_the_bias_of_clipping(monkeypatch):
+def test_exact_errors_count_the_bias_of_clipping():
     """Mean of draws within five sigma; and no formula is said to exist where there is none."""
-    from exact_error import exact_error
-
-    from hvd_adaptive import QCS, TernGrad
-
     v = torch.from_numpy(np.random.default_rng(1).standard_t(3, 4096)).float()
     codec = TernGrad(bucket_size=1024)
     decoded = [codec.decode(codec.encode(v, seed=seed)) for seed in range(200)]
@@ -76,13 +65,9 @@ def test_exact_errors_count_the_bias_of_clipping(monkeypatch):
     assert exact_error(QCS(gain=10, bucket_size=1024), v) is None
 
 
-def test_few_draws_miss_what_rare_jumps_add(monkeypatch):
+def test_few_draws_miss_what_rare_jumps_add():
     """Why the page has exact errors: one large coordinate and 1,000 small ones, which jump to the
     far level once in ten encodings. Two thirds of all means of 4 draws see no jump at all."""
-    from exact_error import exact_error
-
-    from hvd_adaptive import QSGD
-
     v = torch.full((1001,), 1e-4)
     v[0] = 1.0
     codec = QSGD(intervals=1, norm="linf")

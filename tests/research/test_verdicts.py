@@ -4,15 +4,12 @@ from __future__ import annotations
 
 import itertools
 import math
-from pathlib import Path
 
 import numpy as np
 import pytest
+import verdicts
 from scipy import stats
-
-RESEARCH = Path(__file__).resolve().parents[2] / "research"
-import verdicts  # noqa: E402
-from verdicts import FAILS, HOLDS, OPEN, Claim, Comparison, decide  # noqa: E402
+from verdicts import FAILS, HOLDS, OPEN, Claim, Comparison, decide
 
 SEEDS, PAGES = 20, 100
 
