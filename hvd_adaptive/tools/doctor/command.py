@@ -14,9 +14,8 @@ from typing import Any
 from rich.markup import escape
 
 from hvd_adaptive.tools import output
-from hvd_adaptive.tools.install.diagnose import InstallError, diagnose
-from hvd_adaptive.tools.install.environment import Mpi, Torch, find_mpi, find_torch
-from hvd_adaptive.tools.install.install import probe
+from hvd_adaptive.tools.install.environment import InstallError, Mpi, Torch, find_mpi, find_torch
+from hvd_adaptive.tools.install.install import diagnose, probe
 from hvd_adaptive.tools.launch import ROOT, Ranks, RanksError, available, hints, run_ranks
 from hvd_adaptive.tools.processes import search_path
 

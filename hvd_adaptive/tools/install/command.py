@@ -13,8 +13,7 @@ from pathlib import Path
 
 from hvd_adaptive.tools.output import add_command, print_failure, print_json, whole
 
-from .diagnose import InstallError
-from .environment import VERSION, Facts, Options, gather
+from .environment import VERSION, Facts, InstallError, Options, gather
 from .install import install, requested, wheel_folder
 from .recipe import key_parts, make_plan
 

@@ -1,4 +1,5 @@
-"""Find torch, MPI, CUDA and NCCL, which decide how Horovod is built here."""
+"""Find torch, MPI, CUDA and NCCL, which decide how Horovod is built here; the error of a stopped
+installation."""
 
 from __future__ import annotations
 
@@ -15,15 +16,30 @@ from pathlib import Path
 
 from hvd_adaptive.tools.processes import output_of, search_path
 
-from .diagnose import MISSING, InstallError
-
 VERSION = "0.28.1"
+# Exit statuses of the command.
+BUILD_FAILED, MISSING, NOT_WORKING = 1, 3, 4
 SITE = Path(sysconfig.get_path("platlib"))
 USUAL_CUDA = Path("/usr/local/cuda")
 _FOR_GPU = (
     "a GPU build needs a torch with CUDA, nvcc of the same major version (HOROVOD_CUDA_HOME), and "
     "NCCL's header and library (HOROVOD_NCCL_HOME, or the package that torch's CUDA wheels bring)"
 )
+
+
+@dataclass(eq=False)
+class InstallError(Exception):
+    """Report that installing Horovod stopped, with an exit status, hints (what to install or
+    change), the file of the whole output, and the part of the output that matters."""
+
+    text: str
+    exit_code: int
+    hints: Sequence[str] = ()
+    log: Path | None = None
+    output: str = ""
+
+    def __str__(self) -> str:
+        return self.text
 
 
 @dataclass(frozen=True)

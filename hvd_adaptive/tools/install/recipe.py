@@ -18,8 +18,7 @@ from typing import NamedTuple
 from hvd_adaptive.tools.processes import search_path
 
 from . import preflight
-from .diagnose import MISSING, InstallError
-from .environment import Facts
+from .environment import MISSING, Facts, InstallError
 
 # This number is raised whenever the same inputs would give other machine code than before.
 RECIPE = 1

@@ -6,13 +6,15 @@ import argparse
 import re
 import textwrap
 from dataclasses import asdict
+from typing import Any
 
 from hvd_adaptive.tools.output import OK, add_command, console, print_json, print_table
 from hvd_adaptive.tools.schemes.outline import Outline, outlines, shared_keywords
 
 WIDE = 110  # characters from which on keywords are shown
-SECTION = re.compile("(Args|Attributes|Raises|Examples):")
 ITEM = re.compile(r" *(- |\d+\. )")
+# A line break inside of a paragraph: no section, keyword or item of a list begins after it.
+CONTINUED = re.compile(rf"(?<=[^\n])\n(?!\n|\w+:\n|    \S|{ITEM.pattern}) *")
 
 HELP = "every scheme with its paper; --measure: bits and errors"
 DESCRIPTION = """\
@@ -100,25 +102,13 @@ def _print_documentation(asked: list[Outline]) -> None:
 
 def filled(documentation: str, width: int) -> str:
     """Return a docstring whose paragraphs and items have lines of ``width`` characters."""
-    whole: list[str] = []  # a paragraph or an item in one line
-    section, inside = "", False
-    for line in documentation.splitlines():
-        if line[:1].strip():
-            section = line if SECTION.fullmatch(line) else ""
-        begins = not inside or not line.strip() or section in (line, "Examples:")
-        if begins or ITEM.match(line) or (section and line[:5].strip()):
-            whole.append(line)
-        else:
-            whole[-1] += " " + line.strip()
-        inside = line.strip() not in ("", section)
-    return "\n".join(_wrapped(line, width) for line in whole)
+    text, heading, examples = documentation.partition("\n\nExamples:\n")
+    lines = CONTINUED.sub(" ", text).splitlines()
+    return "\n".join(_wrapped(line, width) for line in lines) + heading + examples
 
 
 def _wrapped(line: str, width: int) -> str:
-    if line.lstrip().startswith((">>> ", "... ")):
-        return line
     item = ITEM.match(line)
     below = " " * (len(item[0]) if item else 2 * (len(line) - len(line.lstrip())))
-    return textwrap.fill(
-        line, width, subsequent_indent=below, break_long_words=False, break_on_hyphens=False
-    )
+    whole: Any = {"break_long_words": False, "break_on_hyphens": False}
+    return textwrap.fill(line, width, subsequent_indent=below, **whole)

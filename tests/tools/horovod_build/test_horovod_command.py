@@ -16,7 +16,8 @@ import pytest
 from hvd_adaptive.tools import cli
 from hvd_adaptive.tools.install import command as module
 from hvd_adaptive.tools.install import environment, install, preflight
-from hvd_adaptive.tools.install.diagnose import MISSING, diagnose, tail
+from hvd_adaptive.tools.install.environment import MISSING
+from hvd_adaptive.tools.install.install import diagnose, tail
 from hvd_adaptive.tools.processes import search_path
 
 

@@ -14,9 +14,10 @@ from types import SimpleNamespace
 import pytest
 
 from hvd_adaptive.tools.install import environment, preflight, recipe
-from hvd_adaptive.tools.install.diagnose import MISSING, InstallError
 from hvd_adaptive.tools.install.environment import (
+    MISSING,
     Gpu,
+    InstallError,
     Mpi,
     Options,
     Torch,

@@ -9,8 +9,14 @@ from pathlib import Path
 import pytest
 
 from hvd_adaptive.tools.install import install
-from hvd_adaptive.tools.install.diagnose import BUILD_FAILED, MISSING, NOT_WORKING, InstallError
-from hvd_adaptive.tools.install.environment import Gpu, Options
+from hvd_adaptive.tools.install.environment import (
+    BUILD_FAILED,
+    MISSING,
+    NOT_WORKING,
+    Gpu,
+    InstallError,
+    Options,
+)
 from hvd_adaptive.tools.install.recipe import Plan
 
 
