@@ -16,12 +16,10 @@ from hvd_adaptive.tools.schemes.catalog import scheme_classes
 FEW = ["--coordinates", "20000", "--bucket-size", "512", "--rounds", "2"]
 
 
-def test_it_measures_what_was_asked_for(capsys, tmp_path):
+def test_it_measures_what_was_asked_for(capsys):
     asked = ["--schemes", "qsgd", "--bits", "3", "8", "--codings", "fixed", "elias"]
-    output = tmp_path / "codec.json"
-    assert main(["bench", "codec", *FEW, *asked, "--json", "--output", str(output)]) == 0
+    assert main(["bench", "codec", *FEW, *asked, "--json"]) == 0
     told = json.loads(capsys.readouterr().out)
-    assert told == json.loads(output.read_text(encoding="utf-8"))
     assert told["options"]["coordinates"] == 20000
     labels = list(told["results"])
     assert len(labels) == 4 and all("QSGD" in label for label in labels)
@@ -69,7 +67,7 @@ def test_it_prints_a_table(capsys, monkeypatch):
 @pytest.mark.parametrize(
     ("words", "told"),
     [
-        (["--schemes", "ALQQ"], "--schemes ALQQ: must be among ALQ"),
+        (["--schemes", "ALQQ"], "--schemes: 'ALQQ': must be one of ALQ"),
         (["--bits", "1"], "--bits: "),
         (["--device", "cuda"], "--device cuda: torch sees no GPU here"),
     ],

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import argparse
-import json
 from dataclasses import asdict
-from pathlib import Path
 from typing import Any
 
 from hvd_adaptive.coding import CODINGS
 from hvd_adaptive.tools import launch, output
 from hvd_adaptive.tools.bench.models import MODELS, tensors_and_coordinates
 from hvd_adaptive.tools.output import whole
+from hvd_adaptive.tools.schemes.outline import outline, outlines
 
 CODEC = """\
 Time encoding, and decoding with accumulation, of every scheme against memcpy,
@@ -52,7 +51,8 @@ def register(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> N
 def _register_codec(kinds: Any) -> None:
     what, codes = "encode and decode against memcpy", "exit status: 0 measured, 2 wrong arguments"
     add = output.add_command(kinds, "codec", run_codec, what, CODEC, codes).add_argument
-    add("--schemes", nargs="+", metavar="NAME", help="such as ALQ QSGD (default: all)")
+    names = "such as ALQ QSGD (default: all)"
+    add("--schemes", type=outline, nargs="+", metavar="NAME", help=names)
     bits = "of schemes that have bits (default: 2 to 8, and those that ECDQ and EDEN have)"
     add("--bits", type=whole(2), nargs="+", metavar="B", help=bits)
     words: Any = {"choices": CODINGS, "nargs": "+", "default": ["fixed"], "metavar": "CODING"}
@@ -67,7 +67,6 @@ def _register_codec(kinds: Any) -> None:
     add("--device", choices=("cpu", "cuda"), default="cpu", help="cuda: the current GPU")
     add("--rounds", type=whole(1), default=15, metavar="N", help="timings of each action (15)")
     add("--json", action="store_true", help="print JSON, seconds of each action")
-    add("--output", type=Path, metavar="FILE", help="write that JSON to a file, too")
 
 
 def _register_exchange(kinds: Any) -> None:
@@ -98,14 +97,9 @@ def run_codec(arguments: argparse.Namespace) -> int:
     from hvd_adaptive.tools.bench import codec
 
     error = arguments.parser.error
-    names = {name.lower(): name for name in codec.NAMES}
-    asked = arguments.schemes or codec.NAMES
-    for name in asked:
-        if name.lower() not in names:
-            error(f"--schemes {name}: must be among {', '.join(codec.NAMES)}")
     if arguments.device == "cuda" and not torch.cuda.is_available():
         error("--device cuda: torch sees no GPU here")
-    arguments.schemes = [names[name.lower()] for name in asked]
+    arguments.schemes = [one.name for one in arguments.schemes or outlines()]
     known = vars(arguments).keys() & codec.Options.__dataclass_fields__
     options = codec.Options(**{name: vars(arguments)[name] for name in known})
     results, size = {}, 4 * options.coordinates / 1e9
@@ -116,11 +110,8 @@ def run_codec(arguments: argparse.Namespace) -> int:
             output.errors().print(f"{label}: {', '.join(speeds)}", markup=False)
     except ValueError as problem:  # bits that a scheme does not take
         error(str(problem))
-    written = {"options": asdict(options), "results": results}
-    if arguments.output is not None:
-        arguments.output.write_text(json.dumps(written, indent=1), encoding="utf-8")
     if arguments.json:
-        output.print_json(written)
+        output.print_json({"options": asdict(options), "results": results})
     else:
         _print_codec(results, options)
     return output.OK

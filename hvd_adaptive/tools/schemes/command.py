@@ -9,7 +9,7 @@ from dataclasses import asdict
 from typing import Any
 
 from hvd_adaptive.tools.output import OK, add_command, console, print_json, print_table
-from hvd_adaptive.tools.schemes.outline import Outline, outlines, shared_keywords
+from hvd_adaptive.tools.schemes.outline import Outline, outline, outlines, shared_keywords
 
 WIDE = 110  # characters from which on keywords are shown
 ITEM = re.compile(r" *(- |\d+\. )")
@@ -34,20 +34,15 @@ def register(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> N
     """Add the command to the `hvd-adaptive` parser."""
     parser = add_command(commands, "schemes", run, HELP, DESCRIPTION, NOTES)
     add = parser.add_argument
-    add("names", nargs="*", metavar="SCHEME", help="such as ALQ; all if none")
+    add("schemes", nargs="*", type=outline, metavar="SCHEME", help="such as ALQ; all if none")
     add("--measure", action="store_true", help="measure bits and errors here")
     add("--json", action="store_true", help="print JSON; with --measure, bits and errors, too")
 
 
 def run(arguments: argparse.Namespace) -> int:
     """Run the command and return the exit status."""
-    every = {one.name.lower(): one for one in outlines()}
-    for name in arguments.names:
-        if name.lower() not in every:
-            names = ", ".join(one.name for one in every.values())
-            arguments.parser.error(f"{name!r}: must be one of {names}")
-    asked = [every[name.lower()] for name in arguments.names] or list(every.values())
-    if arguments.names and not arguments.json:
+    asked = arguments.schemes or outlines()
+    if arguments.schemes and not arguments.json:
         _print_documentation(asked)
     if arguments.measure:
         from hvd_adaptive.tools.schemes.catalog import entry
@@ -59,7 +54,7 @@ def run(arguments: argparse.Namespace) -> int:
             _print_measured(entries)
     elif arguments.json:
         print_json([asdict(one) for one in asked])
-    elif not arguments.names:
+    elif not arguments.schemes:
         _print_outlines(asked)
     return OK
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import argparse
 import ast
+import functools
 import itertools
 import re
 from dataclasses import dataclass
@@ -38,11 +40,21 @@ class Outline:
         return f"{self.name}({', '.join(own)})"
 
 
+@functools.cache
 def outlines() -> list[Outline]:
     """Return all schemes that hvd_adaptive exports, in the order of ``__all__``."""
     nodes = itertools.chain.from_iterable(map(_classes, (PACKAGE / "schemes").glob("*.py")))
     found = {node.name: node for node in nodes}
     return [_outline(found[name]) for name in hvd_adaptive.__all__ if name in found]
+
+
+def outline(text: str) -> Outline:
+    """Parse a scheme's name, which may be written in small letters."""
+    for one in outlines():
+        if one.name.lower() == text.lower():
+            return one
+    names = ", ".join(one.name for one in outlines())
+    raise argparse.ArgumentTypeError(f"{text!r}: must be one of {names}")
 
 
 def shared_keywords() -> str:
