@@ -13,18 +13,12 @@ from laboratory.sharded import ShardedNetwork
 
 from hvd_adaptive.tools.bench.backward import FakeNetwork
 
-# torchvision's counts: convolutions (and the fully connected layer), coordinates.
-KNOWN = {"resnet18": (20, 11_689_512), "resnet50": (53, 25_557_032)}
-
 
 def test_shapes():
+    """ResNets' are compared with the models in tests/integration/example_runs.py."""
     for model in shapes.SIZES:
         table = shapes.read_shapes(model)
         assert len({name for name, _ in table}) == len(table) == shapes.SIZES[model][0]
-        if model in KNOWN:
-            convolutions, coordinates = KNOWN[model]
-            assert sum(len(shape) == 4 for _, shape in table) == convolutions
-            assert sum(torch.Size(shape).numel() for _, shape in table) == coordinates
     lstm = torch.nn.LSTM(472, 472, num_layers=2, device="meta")
     expected = {f"lstm.{name}": tuple(p.shape) for name, p in lstm.named_parameters()}
     found = dict(shapes.read_shapes("lstm"))
@@ -128,41 +122,26 @@ def test_gradients_are_alike_but_not_equal():
     assert float((own[0] / root).pow(4).mean()) > 4
 
 
-def test_fake_backward_fires_hooks_from_last_to_first():
+@pytest.mark.parametrize("kind", [FakeNetwork, ShardedNetwork])
+def test_a_fake_backward_pass_has_its_gradients_after_a_pause(kind):
+    """Hooks of a network of single layers are called from the last to the first."""
     table = shapes.read_shapes("tiny")
     variants = gradients.gradients([shape for _, shape in table], rank=0)
-    network = FakeNetwork(table, torch.zeros(shapes.SIZES["tiny"][1]), variants)
+    network = kind(table, torch.zeros(shapes.SIZES["tiny"][1]), variants, seconds=0.05)
     fired = []
     for name, parameter in network.named():
         parameter.register_post_accumulate_grad_hook(lambda _, name=name: fired.append(name))
-    for variant in range(gradients.VARIANTS):
-        network.zero_grad()
-        network.fill(variant)
-        network().backward()
-        for parameter, gradient in zip(network.layers, variants[variant], strict=True):
-            assert torch.equal(parameter.grad, gradient)
-            assert parameter.grad.data_ptr() != gradient.data_ptr()
-    names = [name for name, _ in table]
-    assert fired == names[::-1] * gradients.VARIANTS
-    slow = FakeNetwork(table, torch.zeros(shapes.SIZES["tiny"][1]), variants, seconds=0.1)
-    begin = time.perf_counter()
-    slow().backward()
-    assert time.perf_counter() - begin >= 0.1
-
-
-def test_blocks_return_their_gradients_after_a_pause():
-    table = shapes.read_shapes("tiny")
-    variants = gradients.gradients([shape for _, shape in table], rank=0)
-    network = ShardedNetwork(table, torch.zeros(shapes.SIZES["tiny"][1]), variants, seconds=0.05)
     for index, own in enumerate(variants):
         network.zero_grad()
         network.fill(index)
         begin = time.perf_counter()
-        network.output().backward()
+        (network() if kind is FakeNetwork else network.output()).backward()
         assert time.perf_counter() - begin >= 0.05
         for (_, parameter), gradient in zip(network.named(), own, strict=True):
             assert torch.equal(parameter.grad, gradient)
             assert parameter.grad.data_ptr() != gradient.data_ptr()
+    if kind is FakeNetwork:
+        assert fired == [name for name, _ in table][::-1] * gradients.VARIANTS
 
 
 def test_rates_and_what_is_missing(monkeypatch):
