@@ -1,5 +1,5 @@
 """Extension of griffe: docstrings are plain text, in which 2**bits is a power and docs/NAME.md a
-page. Shared keywords get the types that ``shared_keywords`` declares."""
+page. Shared keywords get the types that ``Settings`` and ``Shared`` declare."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def typed(text: str) -> str:
 
 def types_of_keywords() -> dict[str, str]:
     """Return the declared type of each shared keyword."""
-    path = Path(__file__).resolve().parents[1] / "hvd_adaptive" / "shared_keywords.py"
+    path = Path(__file__).resolve().parents[1] / "hvd_adaptive" / "settings.py"
     return {
         str(ast.unparse(field.target)): ast.unparse(field.annotation)
         for node in ast.parse(path.read_text(encoding="utf-8")).body

@@ -250,12 +250,12 @@ class GradientCompressor(Changing, _Base, metaclass=RefusesClasses):
         check_scheme(state, self._codec.name)
         step = states.whole(state, "step")
         self._training.check_state(state)
-        load_tables = self._codec.tables_in(state)
+        tables = self._codec.tables_in(state)
         parts = self.parts.loaded(state)
         self._training.instance = self._training.instance.loaded(state.get("instance", {}))
         self.step = step
         self.parts.use(parts)
-        load_tables()
+        vars(self._codec).update(tables)
         self._training.load_state(state)
 
     def report(self) -> dict[str, Any]:

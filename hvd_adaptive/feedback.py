@@ -7,15 +7,16 @@ from __future__ import annotations
 
 import logging
 import math
+import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
 
+from hvd_adaptive import states
 from hvd_adaptive.base.device import HOST, HostCopy
-from hvd_adaptive.base.finite import Finite
-from hvd_adaptive.feedback_state import residuals_checksum
-from hvd_adaptive.feedback_weight import Figures, Own, Weights, growth_error, growth_warning
+from hvd_adaptive.base.finite import Finite, all_finite
+from hvd_adaptive.feedback_weight import Figures, Own, Weights, check_weights
 
 if TYPE_CHECKING:
     from hvd_adaptive.base.errors import ResidualError
@@ -114,9 +115,8 @@ class Residuals:
     def after(
         self, index: int, z: torch.Tensor, codec: Codec, payloads: Sequence[Payload]
     ) -> torch.Tensor:
-        """Return the group's residual after ``payloads`` have been applied.
-
-        The payloads encode consecutive parts of ``z``.
+        """Return the group's residual after ``payloads``, of consecutive parts of ``z``, are
+        applied.
         """
         out = self._spare.pop(index, None)
         if out is None or out.device != z.device:
@@ -141,10 +141,7 @@ class Residuals:
         return sum(tensor.nbytes for tensor in held if tensor is not None)
 
     def hold(self, index: int, where: slice, after: torch.Tensor) -> None:
-        """Restore these coordinates of the group's next residual to their current values.
-
-        They were sent, but no rank applies them.
-        """
+        """Restore coordinates of the group's next residual: they were sent, but are not applied."""
         residual = self._current.get(index)
         after[where] = 0.0 if residual is None else residual[where]
 
@@ -172,18 +169,17 @@ class Residuals:
     def agreed(
         self, number: int, rows: Sequence[Sequence[float]]
     ) -> tuple[Weights, ResidualError | None]:
-        """Return the weights after step ``number`` from all ranks' last ``row``, for ``commit``.
-
-        The second result is the error that every rank must raise instead, or None. The first rank
-        warns, once, if residuals have grown without bound for PATIENCE steps.
+        """Return the weights after step ``number`` from all ranks' last ``row``, for ``commit``,
+        and the error that every rank must raise instead, or None. The first rank warns, once, if
+        residuals have grown without bound for PATIENCE steps.
         """
         figures = Figures.of(self._parts, rows)
         weights = self.weights.after(self._own, figures)
         first = self._rank_and_size is None or self._rank_and_size[0] == 0
-        if first and not self._warned and (warning := growth_warning(weights, figures)):
+        if first and not self._warned and (warning := weights.growth_warning(figures)):
             logger.warning("%s", warning)
             self._warned = True
-        return weights, growth_error(number, weights, figures)
+        return weights, weights.growth_error(number, figures)
 
     def commit(
         self,
@@ -191,9 +187,8 @@ class Residuals:
         finite: Finite | None = None,
         weights: Weights | None = None,
     ) -> None:
-        """End a step and adopt these groups' residuals, except those that overflowed.
-
-        On a GPU the checks are read when the residuals are next needed.
+        """End a step and adopt these groups' residuals, except those that overflowed. On a GPU the
+        checks are read when the residuals are next needed.
 
         Args:
             after: Next residual of each group.
@@ -234,12 +229,11 @@ class Residuals:
         return self.weights.of(self._part_of(index))
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the residuals as a dict of float32 tensors by parameter, and the weights.
+        """Return {"residuals": {rank, size, parameters: {name: float32 tensor}}}, without this
+        entry if there are none, and ``Weights.state_dict``.
 
-        The dict is {"residuals": {rank, size, parameters: {name: tensor}}}, without this entry if
-        there are none, with ``Weights.state_dict``, the same on all ranks, and with a checksum of
-        the residuals, since a checkpoint of several ranks may mix them up. The tensors are copies
-        on the CPU, divided by the loss scale.
+        A checksum is added, because a checkpoint of several ranks may mix residuals up. The tensors
+        are copies on the CPU, divided by the loss scale.
         """
         named = self._named()
         state = self.weights.state_dict() | {"residuals_checksum": 0}
@@ -308,3 +302,41 @@ def _quantized_slices(layout: Layout) -> Iterator[tuple[int, tuple[Any, slice, s
                 member = layout.members[piece.slot]
                 inside = slice(piece.start, piece.start + count)
                 yield index, (member, inside, slice(piece.at, piece.at + count))
+
+
+def check_residuals(state: Mapping[str, Any]) -> None:
+    """Raise ValueError if the residuals of error feedback in a compressor's state are invalid or
+    not the ones that were saved with it, or if their weights are invalid.
+    """
+    check_weights(state)
+    saved, of = state.get("residuals"), "state: residuals"
+    if "residuals" in state:
+        size = states.whole(saved, "size", of=of)
+        states.whole(saved, "rank", 0, max(0, size - 1), of=of)
+        parameters = states.mapping(states.entry(saved, "parameters", of), f"{of}: parameters")
+        for name, r in parameters.items():
+            is_float32 = isinstance(r, torch.Tensor) and r.dtype == torch.float32 and r.dim() == 1
+            if not isinstance(name, str) or not is_float32 or r.layout != torch.strided:
+                raise ValueError(
+                    f"{of}: {name!r} must be a parameter's name, with a dense, one-dimensional "
+                    "float32 tensor"
+                )
+        if not all_finite(parameters.values()):
+            raise ValueError(f"{of} must be finite")
+    known = states.whole(state, "residuals_checksum") if "residuals_checksum" in state else None
+    if known is not None and known != (0 if saved is None else residuals_checksum(saved)):
+        raise ValueError(
+            "state: residuals are missing, or of several ranks. torch.distributed.checkpoint keeps "
+            "one rank's tensors of a name, and reads those that a new state has, but each rank has "
+            "residuals of its own: save {'compression': state} with the CompressionState of "
+            "hvd_adaptive.ddp, PerRank(compressor=compressor) of hvd_adaptive.checkpoint, or a "
+            "file of each rank by torch.save. To go on without residuals, "
+            "remove the entries 'residuals' and 'residuals_checksum'"
+        )
+
+
+def residuals_checksum(saved: Mapping[str, Any]) -> int:
+    """Return 32 bits of one rank's residuals, which are never 0."""
+    parameters = dict(sorted(saved["parameters"].items()))
+    own = int(saved["rank"]), int(saved["size"]), [*parameters]
+    return zlib.crc32(repr((own, states.checksums(parameters.values()))).encode()) or 1

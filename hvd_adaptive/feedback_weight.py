@@ -151,6 +151,42 @@ class Weights:
         saved = state.get("feedback_weights", {}) if self.given == AUTO else {}
         return Weights(self.given, {part: float(weight) for part, weight in saved.items()})
 
+    # Of the weights of the next step: what they show of the step before.
+
+    def growth_warning(self, figures: Figures) -> str | None:
+        """Return a warning if a given β has let residuals grow for PATIENCE steps, or None.
+
+        An unbiased quantiser of relative error γ multiplies E‖r‖² by (1 - β)² + β² γ in each step.
+        """
+        part = next((part for part, steps in self.above.items() if steps >= PATIENCE), None)
+        if part is None or self.given == AUTO:
+            return None
+        error = figures.errors[part]
+        return (
+            f"error_feedback={self.given!r}: the measured relative error is {error:.3g}, and was "
+            f"at least {self.limit(part):.3g} for {PATIENCE} steps: unless the quantiser is "
+            f"biased, residuals grow without bound; error_feedback='auto' follows 1/(1 + error), "
+            f"now {1 / (1 + error):.2g}, which keeps them smallest"
+        )
+
+    def growth_error(self, number: int, figures: Figures) -> ResidualError | None:
+        """Return the error that every rank raises if residuals are too large, or None."""
+        if not figures.outgrown:
+            return None
+        named = [f"{ratio:.3g} times at rank {rank}" for rank, ratio in figures.outgrown.items()]
+        named[0] = named[0].replace("times", "times that of recent gradients")
+        more = f" and {len(named) - MOST_NAMED} more" if len(named) > MOST_NAMED else ""
+        worst = max(figures.errors.values(), default=float("nan"))
+        remedy = "use error_feedback='auto'"
+        if self.given == AUTO:
+            remedy = "use more bits, or a smaller learning rate"
+        return ResidualError(
+            f"step {number}: error_feedback={self.given!r}: residuals have outgrown the gradients: "
+            f"their norm is {', '.join(named[:MOST_NAMED])}{more}; the measured relative error of "
+            f"quantising is {worst:.3g}. The step is given up on every rank; its gradients are NaN "
+            f"now. No parameter has changed; {remedy}"
+        )
+
 
 def largest_ratio(error: float) -> float:
     """Return the largest norm of a residual, relative to the gradient's, that is not an error.
@@ -161,45 +197,6 @@ def largest_ratio(error: float) -> float:
     """
     allowed = math.sqrt(error * (1 + error)) if error >= 1 else (1 + error) / (1 - error)
     return max(LIMIT, MARGIN * allowed)
-
-
-def growth_warning(weights: Weights, figures: Figures) -> str | None:
-    """Return a warning if a given β has let residuals grow for PATIENCE steps, or None.
-
-    ``weights`` are those of the next step. An unbiased quantiser of relative error γ multiplies
-    E‖r‖² by (1 - β)² + β² γ in each step.
-    """
-    part = next((part for part, steps in weights.above.items() if steps >= PATIENCE), None)
-    if part is None or weights.given == AUTO:
-        return None
-    error = figures.errors[part]
-    return (
-        f"error_feedback={weights.given!r}: the measured relative error is {error:.3g}, and was at "
-        f"least {weights.limit(part):.3g} for {PATIENCE} steps: unless the quantiser is biased, "
-        f"residuals grow without bound; error_feedback='auto' follows 1/(1 + error), now "
-        f"{1 / (1 + error):.2g}, which keeps them smallest"
-    )
-
-
-def growth_error(number: int, weights: Weights, figures: Figures) -> ResidualError | None:
-    """Return the error that every rank raises if residuals are too large, or None; ``weights`` are
-    those of the next step.
-    """
-    if not figures.outgrown:
-        return None
-    named = [f"{ratio:.3g} times at rank {rank}" for rank, ratio in figures.outgrown.items()]
-    named[0] = named[0].replace("times", "times that of recent gradients")
-    more = f" and {len(named) - MOST_NAMED} more" if len(named) > MOST_NAMED else ""
-    worst = max(figures.errors.values(), default=float("nan"))
-    remedy = "use error_feedback='auto'"
-    if weights.given == AUTO:
-        remedy = "use more bits, or a smaller learning rate"
-    return ResidualError(
-        f"step {number}: error_feedback={weights.given!r}: residuals have outgrown the gradients: "
-        f"their norm is {', '.join(named[:MOST_NAMED])}{more}; the measured relative error of "
-        f"quantising is {worst:.3g}. The step is given up on every rank; its gradients are NaN "
-        f"now. No parameter has changed; {remedy}"
-    )
 
 
 def check_weights(state: Mapping[str, Any]) -> None:

@@ -181,11 +181,7 @@ def build_layout(
             gradients arrive at the same time, and groups are as large as possible.
     """
     given = list(members)
-    ordered = (
-        given
-        if as_given
-        else sorted(given, key=lambda member: (natural_order(member.name), member.name))
-    )
+    ordered = given if as_given else sorted(given, key=lambda m: (natural_order(m.name), m.name))
     most = max(bucket_size, most_coordinates // bucket_size * bucket_size)
     first = most if before is None else max(bucket_size, most // FIRST)
     slots = {id(member): slot for slot, member in enumerate(ordered)}
@@ -205,9 +201,7 @@ def build_layout(
     for builder in open_groups.values():
         builder.close()
     # Backward completes a group with its first member: that one's order is the launch's.
-    groups.sort(
-        key=lambda group: (min(position[slot] for slot in group.slots), group.pieces[0].start)
-    )
+    groups.sort(key=lambda g: (min(position[slot] for slot in g.slots), g.pieces[0].start))
     if tail == "full":
         groups = [_tail_moved(group, bucket_size) for group in groups]
     described = (

@@ -8,15 +8,25 @@ from functools import partial
 from typing import Any, ClassVar
 
 from hvd_adaptive.base.checks import (
-    check_bits_or_full,
     check_flag,
     check_integer,
     check_optional_integer,
+    is_whole,
 )
 from hvd_adaptive.keywords import Checked, declared, keyword
 
 EXCHANGE_NAMES = ("allgather", "scatter_reduce", "hierarchical", "auto")
-SECOND_STAGE_BITS = (*range(2, 9), 32)
+
+
+def check_second_stage_bits(name: str, value: Any) -> int | None:
+    """Return bits of averages as an int, or None; raise ValueError for anything else."""
+    if value is None:
+        return None
+    if not is_whole(value) or not (2 <= value <= 8 or value == 32):
+        raise ValueError(
+            f"{name}={value!r}: must be an integer from 2 to 8, 32 for full precision, or None"
+        )
+    return int(value)
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
@@ -44,9 +54,7 @@ class ScatterReduce(Checked):
 
     name: ClassVar[str] = "scatter_reduce"
 
-    second_stage_bits: int | None = keyword(
-        None, partial(check_bits_or_full, allowed=SECOND_STAGE_BITS)
-    )
+    second_stage_bits: int | None = keyword(None, check_second_stage_bits)
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
@@ -139,10 +147,8 @@ INSIDE = {
 
 
 def check_exchange(name: str, value: Any) -> str | ScatterReduce | None:
-    """Return an exchange; its name alone if it has no settings of its own.
-
-    Raises:
-        ValueError: ``value`` is no exchange.
+    """Return an exchange, by its name if all its settings are defaults; raise ValueError if it is
+    none.
     """
     if isinstance(value, ScatterReduce):
         return value if value.given() else value.name
@@ -168,12 +174,7 @@ def plain(value: Any) -> Any:
 
 
 def from_plain(value: Any) -> Any:
-    """Return what ``plain`` was given.
-
-    Raises:
-        TypeError: A keyword is unknown.
-        ValueError: A value is not allowed.
-    """
+    """Return what ``plain`` was given; raise TypeError or ValueError if its keywords are wrong."""
     if isinstance(value, Mapping) and len(value) == 1:
         ((name, keywords),) = value.items()
         if name in KINDS and isinstance(keywords, Mapping):

@@ -1,16 +1,24 @@
-"""Define the keywords that every scheme shares."""
+"""Define the keywords that every scheme shares, and declare their types."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, Literal, TypedDict
 
 import torch
 
-from hvd_adaptive.base import checks
-from hvd_adaptive.base.checks import check_choice, check_flag, check_has, check_integer
+from hvd_adaptive.base.checks import (
+    check_choice,
+    check_flag,
+    check_has,
+    check_integer,
+    check_named_parameters,
+    check_number,
+    check_parameter_bits,
+)
 from hvd_adaptive.coding import CODINGS
 from hvd_adaptive.keywords import (
     OTHER,
@@ -25,6 +33,14 @@ from hvd_adaptive.options import INSIDE, ScatterReduce, Tuning, check_exchange, 
 
 # Properties of keywords that belong to one process.
 LOCAL = {"agreed": False, "changeable": False, "for_parts": False}
+
+
+def check_feedback(name: str, value: Any) -> float | str | None:
+    """Return a weight of error feedback, or raise ValueError."""
+    if isinstance(value, str) and value == "auto":
+        return value
+    allowed = "a number above 0 and at most 1, 'auto'"
+    return check_number(name, value, allowed, lambda weight: 0 < weight <= 1)
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
@@ -96,18 +112,22 @@ class Settings(Checked):
 
     exchange: str | ScatterReduce | None = keyword(None, check_exchange, for_averages=False)
     error_feedback: float | str | None = keyword(
-        None, checks.check_feedback, refits=True, for_averages=False
+        None, check_feedback, refits=True, for_averages=False
     )
     bucket_size: int = keyword(8192, partial(check_integer, least=1, most=2**32 - 1), refits=True)
     warmup_steps: int = keyword(0, partial(check_integer, least=0))
     parameter_bits: Mapping[str, int | None] | None = keyword(
-        None, checks.check_parameter_bits, refits=True, for_parts=False
+        None, check_parameter_bits, refits=True, for_parts=False
     )
     seed: int = keyword(0, partial(check_integer, least=0, most=2**64 - 1))
     min_numel: int = keyword(1024, partial(check_integer, least=0))
     tail: str = keyword("quantize", partial(check_choice, allowed=("quantize", "full")))
     coding: str = keyword("fixed", partial(check_choice, allowed=CODINGS), refits=True)
-    clip: float | None = keyword(None, checks.check_positive, refits=True)
+    clip: float | None = keyword(
+        None,
+        partial(check_number, allowed="a number above 0", is_allowed=lambda c: 0 < c < math.inf),
+        refits=True,
+    )
     scope: str = keyword(
         "network",
         partial(check_choice, allowed=("network", "tensor")),
@@ -134,7 +154,7 @@ class Settings(Checked):
     tuning: Tuning = keyword(Tuning(), check_tuning)
     process_set: Any = keyword(None, None, **LOCAL, picklable=False)
     named_parameters: Iterable[tuple[str, torch.nn.Parameter]] | None = keyword(
-        None, checks.check_named_parameters, **LOCAL, picklable=False
+        None, check_named_parameters, **LOCAL, picklable=False
     )
 
     def __post_init__(self) -> None:
@@ -191,3 +211,48 @@ UNCHANGEABLE = tuple(name for name, properties in KEYWORDS.items() if not proper
 def keyword_of(name: str) -> Keyword:
     """Return the declaration of a keyword of any scheme."""
     return KEYWORDS.get(name, OTHER)
+
+
+# Types of the keywords, for type checkers and editors.
+
+Norm = Literal["l2", "linf"]
+Statistics = Literal["histogram", "normal"]
+Updates = Iterable[int] | Callable[[int], bool] | None
+
+
+class Common(TypedDict, total=False):
+    """Keywords of all schemes, except the two whose defaults differ between schemes."""
+
+    exchange: Literal["allgather", "scatter_reduce", "hierarchical", "auto"] | ScatterReduce | None
+    bucket_size: int
+    warmup_steps: int
+    parameter_bits: Mapping[str, int | None] | None
+    seed: int
+    min_numel: int
+    tail: Literal["quantize", "full"]
+    coding: Literal["fixed", "huffman", "elias"]
+    scope: Literal["network", "tensor"]
+    keep_zeros: bool
+    schedule: Callable[[int], Mapping[str, Any] | None] | None
+    grad_scaler: Any
+    monitor: Any
+    fusion_bytes: int
+    tuning: Tuning
+    process_set: Any
+    named_parameters: Iterable[tuple[str, torch.nn.Parameter]] | None
+
+
+class WithClip(Common, total=False):
+    """Keywords of all schemes, except ``error_feedback``."""
+
+    clip: float | None
+
+
+class WithFeedback(Common, total=False):
+    """Keywords of all schemes, except ``clip``."""
+
+    error_feedback: float | Literal["auto"] | None
+
+
+class Shared(WithClip, WithFeedback, total=False):
+    """Keywords of all schemes."""

@@ -13,8 +13,7 @@ import torch
 from hvd_adaptive import states
 from hvd_adaptive.adapt.updates import ScheduledUpdates, Updates
 from hvd_adaptive.connection import Connection
-from hvd_adaptive.feedback import Residuals
-from hvd_adaptive.feedback_state import check_residuals
+from hvd_adaptive.feedback import Residuals, check_residuals
 from hvd_adaptive.instances import Instance
 from hvd_adaptive.monitor import StepMeter
 from hvd_adaptive.parts import Parts

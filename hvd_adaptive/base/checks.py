@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import numbers
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
 
@@ -44,49 +44,15 @@ def check_flag(name: str, value: Any) -> bool:
     return value
 
 
-def check_positive(name: str, value: Any) -> float | None:
-    """Return ``value`` as a finite float above 0, or None.
-
-    Raises:
-        ValueError: ``value`` is something else.
-    """
+def check_number(
+    name: str, value: Any, allowed: str, is_allowed: Callable[[float], bool]
+) -> float | None:
+    """Return ``value`` as a float, or None for None; raise ValueError unless it is ``allowed``."""
     if value is None:
         return None
-    if not is_real(value) or not 0 < value < float("inf"):
-        raise ValueError(f"{name}={value!r}: must be a number above 0, or None")
+    if not is_real(value) or not is_allowed(value):
+        raise ValueError(f"{name}={value!r}: must be {allowed}, or None")
     return float(value)
-
-
-def check_feedback(name: str, value: Any) -> float | str | None:
-    """Return ``value`` as a float above 0 and at most 1, or if it is "auto" or None.
-
-    Raises:
-        ValueError: ``value`` is something else.
-    """
-    if value is None or (isinstance(value, str) and value == "auto"):
-        return value
-    if not is_real(value) or not 0 < value <= 1:
-        raise ValueError(
-            f"{name}={value!r}: must be a number above 0 and at most 1, 'auto', or None"
-        )
-    return float(value)
-
-
-def check_bits_or_full(name: str, value: Any, allowed: Collection[int]) -> int | None:
-    """Return ``value`` as an int if it is one of ``allowed``, which end with 32, or None.
-
-    Raises:
-        ValueError: ``value`` is something else.
-    """
-    if value is None:
-        return None
-    if not is_whole(value) or value not in allowed:
-        *few, _ = allowed
-        raise ValueError(
-            f"{name}={value!r}: must be an integer from {few[0]} to {few[-1]}, 32 for full "
-            "precision, or None"
-        )
-    return int(value)
 
 
 def check_has(name: str, value: Any, method: str, allowed: str) -> Any:
@@ -97,10 +63,8 @@ def check_has(name: str, value: Any, method: str, allowed: str) -> Any:
 
 
 def check_parameter_bits(name: str, value: Any) -> dict[str, int | None] | None:
-    """Return a plain copy in the same order, or None if it is empty.
-
-    Raises:
-        ValueError: ``value`` is not a mapping of strings to integers >= 1 and None.
+    """Return a plain copy in the same order, or None if it is empty; raise ValueError unless
+    ``value`` maps strings to integers >= 1 and None.
     """
     if value is None:
         return None

@@ -14,8 +14,7 @@ from hvd_adaptive import states
 from hvd_adaptive.adapt.coverage import HEAD, Coverage, share_in
 from hvd_adaptive.adapt.statistics import STATISTICS, Adaptation
 from hvd_adaptive.base.checks import check_choice
-from hvd_adaptive.codec.codec import Codec
-from hvd_adaptive.codec.fitted_codec import FittedCodec, buckets_of
+from hvd_adaptive.codec.codec import Codec, FittedCodec, buckets_of
 from hvd_adaptive.codec.level_table import LevelTable
 from hvd_adaptive.codec.second_stage import SecondStage
 from hvd_adaptive.codec.table_codec import TableCodec
@@ -37,10 +36,8 @@ NORMS = ("l2", "linf")
 
 
 class AdaptiveCodec(FittedCodec, TableCodec):
-    """A table codec that is fitted to gradients (ALQ paper, Algorithm 1).
-
-    If ``coding`` needs a code book, the symbols' probabilities (Props 6, 8) are fitted with the
-    levels, from the same statistics, and are part of the table.
+    """A table codec that is fitted to gradients (ALQ paper, Algorithm 1), with the symbols'
+    probabilities (Props 6, 8) if ``coding`` needs a code book.
 
     Args:
         fit_magnitudes: Function (law of r = abs(v)/norm, current table) that returns fitted
@@ -131,14 +128,12 @@ class AdaptiveCodec(FittedCodec, TableCodec):
         collected: Sequence[np.ndarray],
         seen: Callable[[Distribution], Distribution] = lambda law: law,
     ) -> np.ndarray:
-        """Return the update that rank 0 broadcasts, computed from ``collect`` of all ranks.
+        """Return the update that rank 0 broadcasts, computed from ``collect`` of all ranks: float64
+        [complete, fitted, expected variance before, after, share of coordinates fitted to,
+        magnitudes..., probabilities... if there is a code book].
 
         Hostile statistics keep the old table; no exception is raised in the middle of a step.
         ``seen`` converts the ranks' law of coordinates to the law that this codec quantises.
-
-        Returns:
-            float64 [complete, fitted, expected variance before, after, share of coordinates fitted
-            to, magnitudes..., probabilities...]; probabilities if there is a code book.
         """
         coverage, table = Coverage.of(collected), self._table
         outcome = [float(coverage.complete), *[0.0] * (OUTCOME - 1)]
@@ -155,7 +150,11 @@ class AdaptiveCodec(FittedCodec, TableCodec):
             except (FitError, ValueError) as error:
                 table = self._table
                 logger.info("the level table was kept: %s", error)
-        return np.concatenate([outcome, *_numbers(table, self.has_book)])
+        numbers = [np.array(outcome), table.magnitudes]
+        if self.has_book:  # probabilities that do not exist are zeros
+            known = table.probabilities
+            numbers.append(np.zeros(len(table.levels)) if known is None else known)
+        return np.concatenate(numbers)
 
     def refit_second(
         self, collected: Sequence[np.ndarray], first: AdaptiveCodec, update: np.ndarray | None
@@ -163,13 +162,14 @@ class AdaptiveCodec(FittedCodec, TableCodec):
         """Return the update of a codec of averages of ``first``, which will apply ``update``, or
         None.
         """
-        size = first.table.magnitudes.size
-        magnitudes = first.table.magnitudes if update is None else update[OUTCOME:][:size]
-        assert first.second is not None  # this codec belongs to it
-        symmetric, ranks = first.table.symmetric, first.second.ranks
+        table, second, magnitudes = first.table, first.second, first.table.magnitudes
+        if update is not None:
+            magnitudes = update[OUTCOME:][: magnitudes.size]
+        assert second is not None  # this codec belongs to it
 
         def averaged(law: Distribution) -> Distribution:
-            return averaged_law(law, magnitudes, symmetric, ranks, first.norm, self.norm)
+            own = magnitudes, table.symmetric, second.ranks, first.norm, self.norm
+            return averaged_law(law, *own)
 
         return self.refit(collected, averaged)
 
@@ -227,15 +227,9 @@ class AdaptiveCodec(FittedCodec, TableCodec):
         share = {"share": self._share} if self._share else {}
         return super().tables_state() | own | share
 
-    def tables_in(self, state: Mapping[str, Any]) -> Callable[[], None]:
-        table, share = self._table_of(state), share_in(state)
-        load_second = super().tables_in(state)
-
-        def load() -> None:
-            load_second()
-            self._table, self._share = table, share
-
-        return load
+    def tables_in(self, state: Mapping[str, Any]) -> dict[str, Any]:
+        own = {"_table": self._table_of(state), "_share": share_in(state)}
+        return super().tables_in(state) | own
 
     def _table_of(self, state: Mapping[str, Any]) -> LevelTable:
         table = LevelTable.from_state_dict(states.entry(state, "table"))
@@ -311,11 +305,3 @@ class FixedCodec(AdaptiveCodec):
 
 def _same_magnitudes(law: Distribution, table: LevelTable) -> np.ndarray:
     return table.magnitudes
-
-
-def _numbers(table: LevelTable, has_book: bool) -> list[np.ndarray]:
-    """Return what is broadcast of a table. Probabilities that do not exist are zeros."""
-    if not has_book:
-        return [table.magnitudes]
-    none = np.zeros(2 * table.magnitudes.size - (0 if table.symmetric else 1))
-    return [table.magnitudes, none if table.probabilities is None else table.probabilities]

@@ -1,13 +1,21 @@
-"""Define Codec: a quantiser, its payloads, and its second stage, which encodes averages."""
+"""Define Codec: a quantiser, its payloads, and its second stage, which encodes averages; and
+FittedCodec, the base of those that are fitted to gradients.
+"""
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar
 
+import numpy as np
+import torch
+
 from hvd_adaptive import states
+from hvd_adaptive.adapt.coverage import GROWTH, Coverage, Usable
 from hvd_adaptive.adapt.schedule import UpdateSchedule
+from hvd_adaptive.adapt.statistics import Adaptation, weights_of
+from hvd_adaptive.base.device import HOST, check_supported
 from hvd_adaptive.codec.payloads import Payloads
 from hvd_adaptive.codec.quantizer import Quantizer
 from hvd_adaptive.codec.second_stage import (
@@ -17,6 +25,7 @@ from hvd_adaptive.codec.second_stage import (
     default_bits,
     make_second_stage,
 )
+from hvd_adaptive.coding.zeros import Zeros
 from hvd_adaptive.settings import Settings
 
 
@@ -42,9 +51,8 @@ class Codec(Quantizer):
 
     def _for_averages(self) -> dict[str, Any]:
         """Return the keywords that a codec for averages shares with this one."""
-        own = self.settings
         names = ("bucket_size", "seed", "tuning", "keep_zeros")
-        return {name: getattr(own, name) for name in names}
+        return {name: getattr(self.settings, name) for name in names}
 
     def second_stage(self, ranks: int) -> SecondStage:
         """Return how the averages of ``ranks`` ranks travel (codec/second_stage.py)."""
@@ -81,29 +89,80 @@ class Codec(Quantizer):
         codec: Any = self.second.codec
         return {"second_stage": {"bits": self.second.bits, "codec": state_of(codec)}}
 
-    def tables_in(self, state: Mapping[str, Any]) -> Callable[[], None]:
-        """Return a function that loads what ``tables_state`` returned.
-
-        Raises:
-            ValueError: The state is incomplete or does not fit.
+    def tables_in(self, state: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the attributes that ``tables_state`` has saved, for ``vars(codec).update``; raise
+        ValueError if the state is incomplete or does not fit.
         """
-        second = self._loaded_second(state)
-
-        def load() -> None:
-            self.second = second
-
-        return load
-
-    def _loaded_second(self, state: Mapping[str, Any]) -> SecondStage | None:
-        """Return the second stage of a state; it is kept if ranks still need its bits."""
         if "second_stage" not in state:
-            return None
+            return {"second": None}
         saved, of = state["second_stage"], "state: second_stage"
         bits = states.whole(saved, "bits", LEAST_BITS, MOST_BITS, of)
-        second = make_second_stage(self, 1, bits)
+        second = make_second_stage(self, 1, bits)  # it is kept if ranks still need its bits
         codec: Any = second.codec
         load_state(codec, states.entry(saved, "codec", of))
-        return second
+        return {"second": second}
+
+
+class FittedCodec(Codec):
+    """Base of codecs that are fitted to gradients; see ``adapt.joint_update.Fitted``.
+
+    Attributes:
+        adaptation: Statistics and schedule.
+        is_fitted: Whether a fit changes anything.
+        norm: Norm by which buckets are divided: "l2" or "linf".
+    """
+
+    adaptation: Adaptation
+    is_fitted = True
+    norm: str = "l2"
+    _share = 0.0  # Coverage.share of the last fit; 0 after none, or if it failed
+
+    def has_more(self, collected: Sequence[np.ndarray]) -> bool:
+        """Return whether these statistics contain notably more than those of the last fit."""
+        return Coverage.of(collected).share > GROWTH * self._share
+
+    def _usable(self, buckets: Sequence[torch.Tensor]) -> Usable:
+        """Return the usable buckets, clipped if the settings say so."""
+        weights, without_zeros = weights_of(buckets), self.leaves_zeros_out
+        return Usable.among(buckets, weights, self.norm, self._clipped, without_zeros)
+
+    def _usable_in(self, buckets: Sequence[torch.Tensor]) -> Usable:
+        """Return ``_usable`` buckets; raise ValueError if there is none."""
+        usable = self._usable(buckets)
+        if not usable.buckets:
+            raise ValueError("gradients: no bucket is finite and different from zero")
+        return usable
+
+
+def buckets_of(
+    gradients: torch.Tensor | Sequence[torch.Tensor],
+    settings: Settings,
+    without_zeros: bool = False,
+) -> list[torch.Tensor]:
+    """Return the buckets (float32, 1-D) that ``encode`` would cut from gradients laid end to end.
+
+    The partial bucket at the end is included unless ``tail="full"``; if no whole bucket exists, in
+    any case. Zeros are left out if ``without_zeros`` (coding/zeros.py).
+
+    Raises:
+        ValueError: ``gradients`` is neither a tensor nor a list of tensors.
+    """
+    tensors = [gradients] if isinstance(gradients, torch.Tensor) else gradients
+    if not isinstance(tensors, list | tuple) or not all(map(torch.is_tensor, tensors)):
+        raise ValueError(
+            f"gradients: must be a tensor or a list of tensors, not {type(gradients).__name__}"
+        )
+    for tensor in tensors:
+        check_supported(tensor.device)
+    flats = [g.detach().resolve_neg().reshape(-1).to(torch.float32) for g in tensors]
+    flat = torch.cat(flats) if flats else torch.empty(0, **HOST)
+    zeros = Zeros.of(flat) if without_zeros else None
+    if zeros is not None:
+        flat = zeros.others_of(flat)
+    if not flat.numel():
+        return []
+    quantized = settings.quantized_part(flat.numel()) or flat.numel()
+    return list(flat[:quantized].split(settings.bucket_size))
 
 
 def state_of(codec: Codec) -> dict[str, Any]:
@@ -121,7 +180,7 @@ def load_state(codec: Codec, state: Any) -> None:
         states.whole(state, entry)
     if codec.adaptation is not None:
         UpdateSchedule.checked(states.entry(state, "schedule"))
-    codec.tables_in(state)()
+    vars(codec).update(codec.tables_in(state))
 
 
 def check_scheme(state: Any, name: str) -> None:

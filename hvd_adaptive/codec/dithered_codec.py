@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -13,8 +13,8 @@ import torch
 from hvd_adaptive import kernels, states
 from hvd_adaptive.adapt.coverage import HEAD, Coverage, Usable, share_in
 from hvd_adaptive.adapt.statistics import Adaptation, histograms
+from hvd_adaptive.codec.codec import FittedCodec, buckets_of
 from hvd_adaptive.codec.dithered_code import LEAST_DELTA, DitheredCode, RateControl, gaussian_code
-from hvd_adaptive.codec.fitted_codec import FittedCodec, buckets_of
 from hvd_adaptive.coding.payload import Payload, padded
 from hvd_adaptive.kernels import dithered
 from hvd_adaptive.kernels.constants import BINS
@@ -291,7 +291,7 @@ class DitheredCodec(FittedCodec):
             "share": self._share,
         }
 
-    def tables_in(self, state: Mapping[str, Any]) -> Callable[[], None]:
+    def tables_in(self, state: Mapping[str, Any]) -> dict[str, Any]:
         of_code, code = states.numbers(state, "code"), None
         if of_code.size:
             try:
@@ -306,16 +306,15 @@ class DitheredCodec(FittedCodec):
         rate, sent = _counts_of(state, "rate", 4), _counts_of(state, "sent", 2)
         if not rate[1]:
             raise ValueError(f"state: the second number of rate must be above 0, not {rate}")
-        share, load_second = share_in(state), super().tables_in(state)
-
-        def load() -> None:
-            load_second()
-            self._fitted, self._version, self._share = code, version, share
-            self._modelled, *of_control = rate
-            self._control = RateControl(self.bits or 0.0, *of_control)
-            self._sent = np.array(sent)
-
-        return load
+        modelled, *of_control = rate
+        return super().tables_in(state) | {
+            "_fitted": code,
+            "_version": version,
+            "_share": share_in(state),
+            "_modelled": modelled,
+            "_control": RateControl(self.bits or 0.0, *of_control),
+            "_sent": np.array(sent),
+        }
 
 
 def _counts_of(state: Mapping[str, Any], entry: str, count: int) -> list[float]:

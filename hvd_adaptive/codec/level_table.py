@@ -124,7 +124,7 @@ class LevelTable:
         p = np.array(self.probabilities, dtype=np.float64)
         object.__setattr__(self, "probabilities", p)
         p.flags.writeable = False
-        count = 2 * self.magnitudes.size - (0 if self.symmetric else 1)
+        count = len(self.levels)
         if p.shape != (count,) or not np.all((p >= 0) & np.isfinite(p)) or not p.sum() > 0:
             raise ValueError(
                 f"table: probabilities must be {count} numbers, not negative, finite and not all "

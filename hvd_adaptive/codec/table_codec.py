@@ -34,10 +34,8 @@ class TableCodec(Codec):
         self.name, self.norm = name, norm
         self._table, self.has_zero = table, not table.symmetric
         super().__init__(settings)
-        self._coder: tuple[LevelTable | None, Coder | None] = (None, None)
+        self._coder = table, self._coder_of(table)
         self._state: tuple[LevelTable | None, tuple[int, int, int]] = None, (0, 0, 0)
-        if settings.coding in CODERS:
-            CODERS[settings.coding].check(table.symmetric)
 
     @property
     def table(self) -> LevelTable:
@@ -72,14 +70,16 @@ class TableCodec(Codec):
 
     @property
     def coder(self) -> Coder | None:
-        """Return the coder of ``coding`` for the current table; None for "fixed", or before a first
-        fit.
-        """
-        if self._coder[0] is not self._table and self.settings.coding in CODERS:
-            packing, size = self._table.kernel.packing, self.settings.bucket_size
-            make = CODERS[self.settings.coding].make
-            self._coder = self._table, make(packing, size, self._table.probabilities)
+        if self._coder[0] is not self._table:
+            self._coder = self._table, self._coder_of(self._table)
         return self._coder[1]
+
+    def _coder_of(self, table: LevelTable) -> Coder | None:
+        """Return the coder of ``coding``; None for "fixed", or before a first fit."""
+        if self.settings.coding not in CODERS:
+            return None
+        make = CODERS[self.settings.coding].make
+        return make(table.kernel.packing, self.settings.bucket_size, table.probabilities)
 
     def codec_settings(self) -> dict[str, Any]:
         return {"norm": self.norm, "bits": self._table.bits, "symmetric": self._table.symmetric}

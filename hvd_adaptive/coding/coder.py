@@ -64,24 +64,14 @@ class Coder(ABC):
         self.segment = segment_size(packing, bucket_size)
 
     @classmethod
-    def check(cls, symmetric: bool) -> None:
-        """Raise ValueError if this coder cannot code tables of this symmetry."""
-        return
-
-    @classmethod
     def make(
         cls, packing: Packing, bucket_size: int, probabilities: np.ndarray | None
     ) -> Coder | None:
-        """Return the coder of a table, which a subclass may fit to its probabilities.
+        """Return the coder of a table, or None if it needs the probabilities of ascending levels
+        (float64) and there are none yet; payloads are then fixed.
 
-        Args:
-            packing: How the kernels pack the codes.
-            bucket_size: Coordinates of a bucket.
-            probabilities: Probabilities of the levels (float64, ascending levels), or None.
-
-        Returns:
-            The coder, or None if it needs probabilities and there are none yet; payloads are then
-            fixed.
+        Raises:
+            ValueError: No table with this number of levels can be coded.
         """
         return cls(packing, bucket_size)
 
@@ -104,10 +94,8 @@ class Coder(ABC):
 
     @abstractmethod
     def decode_segment(self, data: np.ndarray, codes: np.ndarray) -> bool:
-        """Decode ``data`` (uint8) into ``codes`` (uint8); access no other memory.
-
-        Returns:
-            False if ``data`` is not used up to its last byte, or if its unused bits are not 0.
+        """Decode ``data`` (uint8) into ``codes`` (uint8), and access no other memory; return False
+        if ``data`` is not used up to its last byte, or if its unused bits are not 0.
         """
 
     def encode_segments(self, codes: np.ndarray, outs: np.ndarray) -> list[int]:
@@ -127,12 +115,8 @@ class Coder(ABC):
         return least + (4 + self.least_bytes(rest) if rest else 0)
 
     def encode(self, words: torch.Tensor, coordinates: int, most: int) -> torch.Tensor | None:
-        """Code words (int32, ``packing.words(coordinates)``) into a stream (uint8).
-
-        ``torch.get_num_threads()`` threads are used.
-
-        Returns:
-            The stream, or None if it would be longer than ``most`` bytes.
+        """Code words (int32, ``packing.words(coordinates)``), in ``torch.get_num_threads()``
+        threads, into a stream (uint8), or None if it would be longer than ``most`` bytes.
         """
         head = 4 * self._segments(coordinates)
         if head > most:
@@ -154,14 +138,8 @@ class Coder(ABC):
         return torch.from_numpy(out[: head + at]).to(words.device)
 
     def decode(self, stream: torch.Tensor, coordinates: int) -> torch.Tensor:
-        """Return the words of a stream, the inverse of ``encode``.
-
-        Args:
-            stream: uint8; up to 7 bytes of padding, which must be 0, may follow the stream.
-            coordinates: Number of codes.
-
-        Raises:
-            PayloadError: The stream is invalid.
+        """Invert ``encode``; raise PayloadError if the stream is invalid. Up to 7 bytes of padding,
+        which must be 0, may follow it.
         """
         data = stream.cpu().numpy()
         ends = self._ends(data, coordinates)

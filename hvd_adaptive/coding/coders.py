@@ -95,18 +95,15 @@ class EliasCoder(Coder):
     name = "elias"
 
     def __init__(self, packing: Packing, bucket_size: int) -> None:
-        super().__init__(packing, bucket_size)
-        # Bits of a distance of 1, a sign and the last level. No coordinate can take more, and
-        # neither a longer distance nor the end takes more for each coordinate that it spans.
-        self._most_bits = 2 + code_length(zero_code(packing.alphabet))
-
-    @classmethod
-    def check(cls, symmetric: bool) -> None:
-        if symmetric:
+        if packing.alphabet % 2 == 0:
             raise ValueError(
                 "coding='elias': needs a level table with a zero (symmetric=False): it codes the "
                 "distances between nonzero coordinates"
             )
+        super().__init__(packing, bucket_size)
+        # Bits of a distance of 1, a sign and the last level. No coordinate can take more, and
+        # neither a longer distance nor the end takes more for each coordinate that it spans.
+        self._most_bits = 2 + code_length(zero_code(packing.alphabet))
 
     def most_bytes(self, count: int) -> int:
         return -(-count * self._most_bits // 8) + kernels.on_host("elias").SLACK

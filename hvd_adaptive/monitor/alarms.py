@@ -15,6 +15,8 @@ decode payloads. Without a warning float32 may still be faster; ``exchange="auto
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 from hvd_adaptive.monitor.meter import StepFigures, StepMeter
 
 WINDOW = 50
@@ -74,47 +76,41 @@ class Alarms:
                 self._rate = max(self._rate, group.wire_bytes / group.flight_s)
         if self._steps < WINDOW:
             return {}
-        texts = {
-            "error": self._error(step),
-            "non_finite": self._buckets_lost(step),
-            "slow": self._slow(step, ranks),
-        }
-        self._empty()
-        new = {k: text for k, text in texts.items() if text is not None and k not in self._warned}
+        new = {k: text for k, text in self._texts(step, ranks) if k not in self._warned}
         self._warned |= new.keys()
+        self._empty()
         return new
 
-    def _error(self, step: int) -> str | None:
-        limit, norm = self._error_limit, self._sum.squared_norm
-        if limit is None or not norm or self._sum.squared_error <= limit * norm:
-            return None
-        return (
-            f"the relative squared error of quantised gradients was "
-            f"{self._sum.squared_error / norm:.3g} over {WINDOW} steps (to step {step}), above "
-            f"error_limit={limit:g}: each rank adds more noise than its gradient has signal; more "
-            "bits, a smaller bucket_size, norm='linf' or an adaptive scheme (ALQ, ECDQ) reduce it"
-        )
-
-    def _buckets_lost(self, step: int) -> str | None:
+    def _texts(self, step: int, ranks: int) -> Iterator[tuple[str, str]]:
+        """Yield the kinds and texts of warnings about these steps."""
+        steps, own = f"{WINDOW} steps (to step {step})", self._sum
+        limit, norm = self._error_limit, own.squared_norm
+        if limit is not None and norm and own.squared_error > limit * norm:
+            yield (
+                "error",
+                f"the relative squared error of quantised gradients was "
+                f"{own.squared_error / norm:.3g} over {steps}, above "
+                f"error_limit={limit:g}: each rank adds more noise than its gradient has signal; "
+                "more bits, a smaller bucket_size, norm='linf' or an adaptive scheme (ALQ, ECDQ) "
+                "reduce it",
+            )
         limit = self._non_finite_limit
-        if limit is None or not self._buckets or self._non_finite <= limit * self._buckets:
-            return None
-        return (
-            f"{self._non_finite:,} of {self._buckets:,} averaged buckets were not finite over "
-            f"{WINDOW} steps (to step {step}), more than non_finite_limit={limit:g} of them: "
-            "gradients overflow, and a NaN or Inf makes its whole bucket NaN; a lower learning "
-            "rate, gradient clipping or, with AMP, its GradScaler help"
-        )
-
-    def _slow(self, step: int, ranks: int) -> str | None:
-        if not self.compares or not self._rate or ranks < 2:
-            return None
-        ring = 2 * (ranks - 1) / ranks * 4 * self._sum.coordinates / WINDOW / self._rate
-        if self._fastest <= ring:
-            return None
-        return (
-            f"compression costs time here: the fastest of {WINDOW} steps (to step {step}) took "
-            f"{1e3 * self._fastest:.1f} ms to encode, wait and decode; float32 over a ring would "
-            f"take {1e3 * ring:.1f} ms at most, on a link measured to carry "
-            f"{self._rate / 1e6:.0f} MB/s; exchange='auto' measures what is fastest"
-        )
+        if limit is not None and self._non_finite > limit * self._buckets:
+            yield (
+                "non_finite",
+                f"{self._non_finite:,} of {self._buckets:,} averaged buckets were not finite over "
+                f"{steps}, more than non_finite_limit={limit:g} of them: gradients overflow, and a "
+                "NaN or Inf makes its whole bucket NaN; a lower learning rate, gradient clipping "
+                "or, with AMP, its GradScaler help",
+            )
+        if not self.compares or not self._rate:
+            return
+        ring = 2 * (ranks - 1) / ranks * 4 * own.coordinates / WINDOW / self._rate
+        if ranks > 1 and self._fastest > ring:
+            yield (
+                "slow",
+                f"compression costs time here: the fastest of {steps} took "
+                f"{1e3 * self._fastest:.1f} ms to encode, wait and decode; float32 over a ring "
+                f"would take {1e3 * ring:.1f} ms at most, on a link measured to carry "
+                f"{self._rate / 1e6:.0f} MB/s; exchange='auto' measures what is fastest",
+            )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import atexit
 import contextlib
 import logging
+import math
 import os
 import re
 import threading
@@ -15,7 +16,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from hvd_adaptive.base.checks import check_flag, check_has, check_integer, is_real
+from hvd_adaptive.base.checks import check_flag, check_has, check_integer, check_number
 from hvd_adaptive.monitor.alarms import Alarms
 from hvd_adaptive.monitor.log import JsonLines, PythonLog, Sink, TensorBoard
 from hvd_adaptive.monitor.meter import Means
@@ -105,8 +106,12 @@ class Monitor:
             allowed = "letters, digits, '_', '-' and '.' only"
             raise ValueError(f"name={name!r}: must begin a file name: {allowed}")
         self._name = name
-        limits = _limit("error_limit", error_limit), _limit("non_finite_limit", non_finite_limit)
-        self._limits, self._warn_slow = limits, warn_slow
+        limits = {"error_limit": error_limit, "non_finite_limit": non_finite_limit}
+        self._limits = [
+            check_number(name, limit, "a number of 0 or more", lambda x: 0 <= x < math.inf)
+            for name, limit in limits.items()
+        ]
+        self._warn_slow = warn_slow
         self.compare = check_flag("compare", compare)
         self._sinks: list[Sink] | None = None
         self._sources: weakref.WeakKeyDictionary[Any, _Source] = weakref.WeakKeyDictionary()
@@ -270,15 +275,6 @@ class _Source:
     # The ranks that stock exchanges were measured with, and their seconds by name.
     stock: tuple[Any, dict[str, float] | None] = None, None
     means: Means | None = None
-
-
-def _limit(name: str, value: Any) -> float | None:
-    """Return a number >= 0, or None; raise ValueError otherwise."""
-    if value is None:
-        return None
-    if not is_real(value) or not 0 <= value < float("inf"):
-        raise ValueError(f"{name}={value!r}: must be a number of 0 or more, or None")
-    return float(value)
 
 
 def _sinks_of(name: str, value: Any) -> list[Any]:

@@ -16,12 +16,10 @@ from hvd_adaptive.codec.level_table import LevelTable
 from hvd_adaptive.levels import SOLVERS, Distribution, fit_levels, fit_multiplier
 from hvd_adaptive.levels.worst_case import safe_magnitudes
 from hvd_adaptive.schemes.level_scheme import LevelScheme
-from hvd_adaptive.settings import Settings
+from hvd_adaptive.settings import Norm, Settings, Shared, Statistics, Updates
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
-
-    from hvd_adaptive.shared_keywords import Norm, Shared, Statistics, Updates
 
 
 class ALQ(LevelScheme):

@@ -9,12 +9,11 @@ from hvd_adaptive.adapt.statistics import Adaptation
 from hvd_adaptive.base.checks import check_choice, is_real
 from hvd_adaptive.codec.dithered_codec import DitheredCodec
 from hvd_adaptive.schemes.level_scheme import FittedScheme
-from hvd_adaptive.settings import Settings
+from hvd_adaptive.settings import Settings, Shared, Statistics, Updates
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
-    from hvd_adaptive.shared_keywords import Shared, Statistics, Updates
 
 LEAST_BITS, MOST_BITS = 0.5, 10.0
 LEAST_VARIANCE, MOST_VARIANCE = 2e-6, 20.0

@@ -18,12 +18,11 @@ from hvd_adaptive.kernels.eden import STEP, Buckets, Levels
 from hvd_adaptive.kernels.packing import packing_of
 from hvd_adaptive.kernels.random import MASK64, Inside, Use, signed, stream_key
 from hvd_adaptive.levels.lloyd_max import distortion, normal_levels
-from hvd_adaptive.settings import Settings
+from hvd_adaptive.settings import Settings, Shared
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
-    from hvd_adaptive.shared_keywords import Shared
 
 LEAST_BITS, MOST_BITS = 1, 8
 FRACTIONS = (0.5, 0.25, 0.125)

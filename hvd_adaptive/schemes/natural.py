@@ -12,12 +12,10 @@ from hvd_adaptive.codec.codec import Codec
 from hvd_adaptive.compressor import GradientCompressor
 from hvd_adaptive.kernels.constants import BlockSums
 from hvd_adaptive.kernels.packing import ONE_BIT
-from hvd_adaptive.settings import Settings
+from hvd_adaptive.settings import Settings, Shared
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
-
-    from hvd_adaptive.shared_keywords import Shared
 
 
 class NaturalCompression(GradientCompressor):

@@ -10,12 +10,11 @@ from hvd_adaptive.codec.adaptive_codec import NORMS, FixedCodec
 from hvd_adaptive.codec.level_table import LevelTable
 from hvd_adaptive.levels import exponential_magnitudes
 from hvd_adaptive.schemes.level_scheme import LevelScheme
-from hvd_adaptive.settings import Settings
+from hvd_adaptive.settings import Norm, Settings, Shared, Statistics, Updates
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
-    from hvd_adaptive.shared_keywords import Norm, Shared, Statistics, Updates
 
 # The least level must be a float32. Between levels below 2**-102, the gap times 2**-24 underflows,
 # and r is rounded up instead of at random: a bias of at most 2**-102 of the norm.

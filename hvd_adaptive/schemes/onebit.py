@@ -9,12 +9,10 @@ import torch
 from hvd_adaptive import kernels
 from hvd_adaptive.codec.bucket_codec import BucketCodec
 from hvd_adaptive.compressor import GradientCompressor
-from hvd_adaptive.settings import Settings
+from hvd_adaptive.settings import Settings, WithClip
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
-
-    from hvd_adaptive.shared_keywords import WithClip
 
 
 class OneBitSGD(GradientCompressor):

@@ -15,12 +15,11 @@ from hvd_adaptive.codec.bucket_codec import (
     mirrored,
 )
 from hvd_adaptive.compressor import GradientCompressor
-from hvd_adaptive.settings import Settings
+from hvd_adaptive.settings import Settings, Shared
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
-    from hvd_adaptive.shared_keywords import Shared
 
 ALLOWED_LEVELS = (3, 5, 9, 17, 33, 65, 129)
 # Most rounds of coordinate descent after the greedy levels.

@@ -15,12 +15,11 @@ from hvd_adaptive.compressor import GradientCompressor
 from hvd_adaptive.kernels import hadamard
 from hvd_adaptive.kernels.packing import packing_of
 from hvd_adaptive.kernels.qcs import Run
-from hvd_adaptive.settings import Settings
+from hvd_adaptive.settings import Settings, Shared
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
-    from hvd_adaptive.shared_keywords import Shared
 
 LEAST_GAIN = 4
 SCALE_BITS = 32

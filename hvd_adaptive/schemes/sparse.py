@@ -14,12 +14,10 @@ from hvd_adaptive.codec.codec import Codec
 from hvd_adaptive.compressor import GradientCompressor
 from hvd_adaptive.kernels import sparse
 from hvd_adaptive.kernels.sparse import most_words, rice_parameter
-from hvd_adaptive.settings import Settings
+from hvd_adaptive.settings import Settings, Shared
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
-
-    from hvd_adaptive.shared_keywords import Shared
 
 
 class SparseSGD(GradientCompressor):

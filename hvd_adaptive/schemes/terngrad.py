@@ -9,12 +9,10 @@ from hvd_adaptive.codec.adaptive_codec import FixedCodec
 from hvd_adaptive.codec.level_table import LevelTable
 from hvd_adaptive.levels import uniform_magnitudes
 from hvd_adaptive.schemes.level_scheme import LevelScheme
-from hvd_adaptive.settings import Settings
+from hvd_adaptive.settings import Settings, Statistics, Updates, WithFeedback
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
-
-    from hvd_adaptive.shared_keywords import Statistics, Updates, WithFeedback
 
 
 class TernGrad(LevelScheme):

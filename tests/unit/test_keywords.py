@@ -13,7 +13,7 @@ from hvd_adaptive.coding import CODINGS
 from hvd_adaptive.custom import Scheme, Settings
 from hvd_adaptive.keywords import own_keywords
 from hvd_adaptive.options import EXCHANGE_NAMES
-from hvd_adaptive.shared_keywords import Shared
+from hvd_adaptive.settings import Shared
 from hvd_adaptive.tools.schemes.catalog import scheme_classes
 
 NEEDED = {"ECDQ": {"bits": 2.0}, "SparseSGD": {"density": 0.1}}
