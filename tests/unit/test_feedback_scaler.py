@@ -95,24 +95,6 @@ def test_a_scale_that_is_none_leaves_residuals_alone(scale):
     assert torch.equal(rank.residuals()["a"], before)
 
 
-@pytest.mark.parametrize("wrong", (1024.0, "scaler", torch.amp.GradScaler))
-def test_what_is_no_scaler_is_refused(wrong):
-    if wrong is torch.amp.GradScaler:
-        QSGD(grad_scaler=wrong("cpu", enabled=False))
-        return
-    with pytest.raises(ValueError, match=r"grad_scaler=.*must be a torch.amp.GradScaler, or None"):
-        QSGD(grad_scaler=wrong)
-
-
-def test_a_scaler_is_this_ranks_own_business():
-    """Its object differs between ranks, their settings do not."""
-    assert (
-        QSGD(grad_scaler=Scaler()).parts.default.settings_fingerprint
-        == QSGD().parts.default.settings_fingerprint
-    )
-    assert "grad_scaler" not in repr(QSGD(grad_scaler=Scaler()))
-
-
 @pytest.mark.parametrize("tail", ("quantize", "full"))
 @pytest.mark.parametrize("fusion", (300, 4000))
 def test_a_gradient_that_no_rank_has_is_zero_and_keeps_its_residual(fusion, tail):

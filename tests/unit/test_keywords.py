@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import copy
 import inspect
+import math
+import re
 from dataclasses import fields
 from typing import get_args, get_type_hints
 
 import pytest
+import torch
 
-from hvd_adaptive import ALQ, ORQ, ScatterReduce, SignSGD
+from hvd_adaptive import ALQ, ORQ, QSGD, Monitor, ScatterReduce, SignSGD
 from hvd_adaptive.coding import CODINGS
 from hvd_adaptive.custom import Scheme, Settings
 from hvd_adaptive.keywords import own_keywords
@@ -42,6 +46,48 @@ def test_public_members_are_those_of_the_reference(name):
     state = {"state_dict", "load_state_dict", "report", "set", "close"}
     seen = {member for member in dir(made) if not member.startswith("_")}
     assert seen <= horovods | alone | state | {"settings", "step", "parts"}
+
+
+WRONG = {
+    "scope": ("must be one of 'network', 'tensor'", ["layer", None, ["tensor"]]),
+    "parameter_bits": ("must be a mapping of name patterns", ["conv*", [("a", 4)], {3: 4}]),
+    "error_feedback": (
+        "must be a number above 0 and at most 1, 'auto', or None",
+        ["Auto", 0, 1.01, math.nan, True, [0.5]],
+    ),
+    "schedule": ("must be a function of the step, or None", [3]),
+    "grad_scaler": ("must be a torch.amp.GradScaler, or None", [1024.0, "scaler"]),
+    "monitor": ("must be a hvd_adaptive.Monitor, or None", ["runs"]),
+}
+
+
+@pytest.mark.parametrize("keyword", WRONG)
+def test_wrong_values_are_named(keyword):
+    message, values = WRONG[keyword]
+    for value in values:
+        with pytest.raises(ValueError, match=re.escape(f"{keyword}={value!r}: {message}")):
+            QSGD(**{keyword: value})
+
+
+OF_A_RANK = {
+    "grad_scaler": lambda: torch.amp.GradScaler("cpu", enabled=False),
+    "monitor": Monitor,
+    "schedule": lambda: lambda step: None,
+}
+
+
+@pytest.mark.parametrize("keyword", OF_A_RANK)
+def test_objects_of_one_rank_are_no_part_of_what_ranks_must_have_alike(keyword):
+    value = OF_A_RANK[keyword]()
+    compressor, other = ALQ(scope="tensor", **{keyword: value}), ALQ(scope="tensor")
+    codecs = compressor.parts.default, other.parts.default
+    assert codecs[0].settings_fingerprint == codecs[1].settings_fingerprint
+    assert repr(compressor) == repr(other)
+    assert getattr(compressor.parts["a"].settings, keyword) is None
+    assert getattr(copy.deepcopy(compressor).settings, keyword) is value
+    assert compressor.state_dict().keys() == other.state_dict().keys() | {"scope", "parts"}
+    with pytest.raises(TypeError, match=f"cannot change '{keyword}'"):
+        compressor.set(**{keyword: None})
 
 
 def test_nothing_is_near():

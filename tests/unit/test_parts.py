@@ -33,28 +33,31 @@ def heavy(seed: int, size: int = 2000) -> torch.Tensor:
 
 
 class TestLabels:
-    def test_network(self):
-        compressor = ALQ(parameter_bits=BITS)
-        labels = [compressor.parts.label_of(name) for name in NAMES]
-        assert labels == ["bits=5", "bits=4", None, "", None]
-        assert list(compressor.parts) == ["", "bits=5", "bits=4"]
-        assert compressor.parts[""] is compressor.parts.default
-
-    def test_tensor(self):
-        compressor = ALQ(parameter_bits=BITS, scope="tensor")
-        labels = [compressor.parts.label_of(name) for name in NAMES]
-        assert labels == ["conv1.weight", "conv2.weight", None, "fc.weight", None]
-        widths = [compressor.parts[label].table.bits for label in labels if label]
-        assert widths == [5, 4, 3]
-        assert list(compressor.parts) == ["", "conv1.weight", "conv2.weight", "fc.weight"]
-
-    def test_neither(self):
-        compressor = ALQ()
-        assert [compressor.parts.label_of(name) for name in NAMES] == [""] * 5
-        assert list(compressor.parts) == [""]
+    @pytest.mark.parametrize(
+        ("keywords", "labels", "bits"),
+        [
+            ({}, ["", "", "", "", ""], {"": 3}),
+            (
+                {"parameter_bits": BITS},
+                ["bits=5", "bits=4", None, "", None],
+                {"": 3, "bits=5": 5, "bits=4": 4},
+            ),
+            (
+                {"parameter_bits": BITS, "scope": "tensor"},
+                ["conv1.weight", "conv2.weight", None, "fc.weight", None],
+                {"": 3, "conv1.weight": 5, "conv2.weight": 4, "fc.weight": 3},
+            ),
+        ],
+        ids=["one", "network", "tensor"],
+    )
+    def test_which_parameter_is_in_which(self, keywords, labels, bits):
+        parts = ALQ(**keywords).parts
+        assert "scope" in keywords or list(parts) == list(bits)
+        assert [parts.label_of(name) for name in NAMES] == labels
+        assert [parts[label].table.bits for label in bits] == list(bits.values())
+        assert list(parts) == list(bits) and parts[""] is parts.default
 
     def test_patterns_match_whole_names_and_their_case(self):
-        """The first one that matches holds: see test_network."""
         compressor = QSGD(parameter_bits={"conv*": 4, "Fc.weight": 5, "x[12]": 6})
         names = ("layer.conv", "conv", "fc.weight", "Fc.weight.x", "Fc.weight", "x1", "x3")
         labels = [compressor.parts.label_of(name) for name in names]
@@ -121,18 +124,6 @@ class TestCodecs:
 
 
 class TestArguments:
-    @pytest.mark.parametrize("value", ("layer", None, ["tensor"]), ids=repr)
-    def test_scope(self, value):
-        with pytest.raises(ValueError, match="'network', 'tensor'") as caught:
-            QSGD(scope=value)
-        assert f"scope={value!r}" in str(caught.value)
-
-    @pytest.mark.parametrize("value", ("conv*", [("a", 4)], {3: 4}), ids=repr)
-    def test_parameter_bits_must_be_a_mapping(self, value):
-        with pytest.raises(ValueError, match="must be a mapping of name patterns") as caught:
-            QSGD(parameter_bits=value)
-        assert f"parameter_bits={value!r}" in str(caught.value)
-
     @pytest.mark.parametrize("value", (0, 2.5, "4", True), ids=repr)
     def test_bits_of_a_pattern(self, value):
         with pytest.raises(ValueError, match="an integer >= 1, or None") as caught:

@@ -22,14 +22,6 @@ def test_negative_views_are_encoded_as_what_they_are(scheme, dtype):
     assert torch.equal(codec.encode(negative(flat), seed=1), codec.encode(flat, seed=1))
 
 
-def test_the_imaginary_part_of_a_conjugate():
-    complex_numbers = torch.complex(numbers(700, 3), numbers(700, 4))
-    view = complex_numbers.conj().imag
-    assert view.is_neg()
-    codec = SCHEMES["qsgd-3"]()
-    assert torch.equal(codec.encode(view, seed=1), codec.encode(-numbers(700, 4), seed=1))
-
-
 @pytest.mark.parametrize("scheme", ("alq-3", "alq-3-paper-n-normal", "ecdq-2"))
 def test_fits_see_what_they_are(scheme):
     codecs = [SCHEMES[scheme](bucket_size=128) for _ in range(2)]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import json
 import logging
 import pickle
@@ -14,7 +13,7 @@ import pytest
 import torch
 from watched import FACTS, GROUPS, Codec, begun
 
-from hvd_adaptive import ALQ, Monitor
+from hvd_adaptive import Monitor
 
 
 class Writer:
@@ -211,21 +210,6 @@ def test_ranks_that_watch():
     assert Monitor(ranks=(1, 2)).watches(2) and Monitor(ranks="all").watches(99)
 
 
-def test_no_part_of_what_ranks_must_have_alike(tmp_path):
-    monitor = Monitor(tmp_path)
-    compressor = ALQ(monitor=monitor, scope="tensor")
-    assert (
-        compressor.parts.default.settings_fingerprint
-        == ALQ(scope="tensor").parts.default.settings_fingerprint
-    )
-    assert "monitor" not in repr(compressor)
-    assert compressor.parts["a"].settings.monitor is None
-    assert copy.deepcopy(compressor).settings.monitor is monitor
-    assert not any("monitor" in key for key in compressor.state_dict())
-    with pytest.raises(TypeError, match="monitor"):
-        compressor.set(monitor=None)
-
-
 def test_pickled_without_files(tmp_path):
     monitor = Monitor(tmp_path, every=1, tensorboard=Writer(), name="net", ranks=(0, 3))
     begun(monitor).step(monitor, 0, coordinates=(1, 1))
@@ -252,11 +236,6 @@ def test_pickled_without_files(tmp_path):
 def test_wrong_arguments(keywords, message):
     with pytest.raises(ValueError, match="^" + message.replace("(", r"\(")):
         Monitor(**keywords)
-
-
-def test_compressors_take_monitors_alone():
-    with pytest.raises(ValueError, match=r"monitor='runs': must be a hvd_adaptive.Monitor, or"):
-        ALQ(monitor="runs")
 
 
 class Kept:
