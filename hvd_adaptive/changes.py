@@ -23,9 +23,9 @@ logger = logging.getLogger("hvd_adaptive")
 class Changing:
     """Base of compressors that remembers their keywords and changes them.
 
-    Only constructors check keywords. A change therefore constructs another compressor, which shows
-    that the keywords are allowed. Before the next step this compressor's constructor is called with
-    them again, and ``_load_from`` restores its state.
+    Only constructors check keywords, so a change constructs another compressor. Before the next
+    step this compressor's constructor is called with the same keywords, and ``_load_from`` restores
+    its state.
     """
 
     settings: Settings
@@ -167,10 +167,8 @@ def _plain(value: Any) -> Any:
 
 
 def begin_step(compressor: Changing) -> bool:
-    """Apply the changes by ``set`` and the schedule, before a step's first gradient.
-
-    Returns:
-        Whether any setting changed.
+    """Apply the changes by ``set`` and the schedule before a step's first gradient; return whether
+    any setting changed.
     """
     schedule, step = compressor.settings.schedule, compressor.step
     if schedule is not None and compressor._scheduled_at != step:

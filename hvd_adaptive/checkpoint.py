@@ -66,9 +66,8 @@ class PerRank:
 
 
 def key_of_rank() -> str:
-    """Return the key of this rank's own state.
-
-    The ranks are torch.distributed's, which ``dcp.save`` writes for, or else Horovod's.
+    """Return the key of this rank's own state; ranks are torch.distributed's, which ``dcp.save``
+    writes for, or else Horovod's.
     """
     if dist.is_available() and dist.is_initialized():
         return f"rank {dist.get_rank()} of {dist.get_world_size()}"

@@ -14,10 +14,7 @@ MOST = 2**63 - 1
 
 
 def key_of(number: int, seed: int, rank: int, step: int, group: int) -> int:
-    """Return the key of the stream (seed, rank, step, group) of compressor ``number``.
-
-    The key of compressor 0 contains no number.
-    """
+    """Return the key of a stream of compressor ``number``; that of compressor 0 has no number."""
     return stream_key(seed, rank, step, group, *([number] if number else []))
 
 
@@ -42,9 +39,8 @@ class Instance:
         return _next["training"] if self.training is None else self.training
 
     def bind(self, number: int | None = None) -> None:
-        """Number this compressor among those that train, once.
-
-        number: What ranks have agreed on, at least ``proposed`` on each of them.
+        """Number this compressor among those that train, once; ``number`` is what ranks have agreed
+        on, at least ``proposed`` on each of them.
         """
         if number is not None:
             self.training = number
@@ -76,12 +72,8 @@ class Instance:
         return {"instance": known} if known else {}
 
     def loaded(self, known: dict[str, int]) -> Instance:
-        """Return an instance with these numbers, or with its own if they are missing.
-
-        Compressors that are made later get other numbers.
-
-        Raises:
-            ValueError: The numbers are invalid.
+        """Return an instance with these numbers, or with its own if they are missing; raise
+        ValueError if they are invalid. Compressors that are made later get other numbers.
         """
         if not isinstance(known, dict) or not known.keys() <= vars(self).keys():
             raise ValueError(f"state: instance={known!r}: must be a dict of {list(vars(self))}")

@@ -56,10 +56,7 @@ def declared(settings: Any) -> dict[str, Keyword]:
 
 
 class Checked:
-    """Base of frozen dataclasses of keywords, which checks names and values.
-
-    The text of an object is the call that constructs it, without defaults.
-    """
+    """Base of frozen dataclasses of keywords, which checks names and values, and shows them."""
 
     def __new__(cls, *values: Any, **keywords: Any) -> Any:
         check_keywords_only(cls, values)

@@ -24,10 +24,8 @@ FIRST = 8
 
 @dataclass(frozen=True)
 class Member:
-    """A tensor of the layout; its slot is its index in the layout.
-
-    Attributes:
-        part: Label of the codec that quantises it; None for full precision.
+    """A tensor of the layout, in which its index is its slot; ``part`` is the label of the codec
+    that quantises it, None for full precision.
     """
 
     name: str
@@ -56,7 +54,7 @@ class Piece:
     @functools.cached_property
     def in_group(self) -> slice:
         """Return the range of these coordinates in their group."""
-        return slice(self.at, self.at + self.stop - self.start)
+        return slice(self.at, self.at + self.numel)
 
 
 @dataclass(frozen=True)
@@ -219,13 +217,8 @@ def digest(described: object) -> int:
 
 @dataclass
 class _Builder:
-    """Fill the groups of one dtype and part, one member at a time.
-
-    Attributes:
-        most: Most coordinates of a group.
-        first: Most coordinates of the group that begins with the first member.
-        bucket_size: Coordinates of a bucket.
-        groups: The list to which groups are appended.
+    """Append groups of one dtype and part to ``groups``, one member at a time. A group has at most
+    ``most`` coordinates, the one that begins with the first member at most ``first``.
     """
 
     dtype: torch.dtype
@@ -257,7 +250,6 @@ class _Builder:
         self.quantized, self.full, self.size = [], [], 0
 
     def _limit(self, before: int) -> int:
-        """Return the most coordinates of a group after so many others."""
         return min(self.most, max(self.first, before))
 
     def _add_alone(self, slot: int, numel: int, quantize: bool, before: int) -> None:

@@ -30,9 +30,6 @@ class Parts(dict[str, Codec]):
         default: Codec of the default part.
         make: Function that returns a new codec with some keywords changed.
 
-    Attributes:
-        default: See Args.
-
     Raises:
         ValueError: The scheme does not accept other bits.
     """
@@ -139,9 +136,8 @@ class Parts(dict[str, Codec]):
         """Continue another compressor's codecs of the parts that still exist."""
         self._warned, self.looks_for_zeros = old._warned, old.looks_for_zeros
         for label, codec in old.others.items():
-            if label in self or (
-                self._by_tensor and old._by_tensor and self.label_of(label) is not None
-            ):
+            by_tensor = self._by_tensor and old._by_tensor
+            if label in self or (by_tensor and self.label_of(label) is not None):
                 self[label].load_tables_from(codec, keep)
 
     def _pattern(self, name: str) -> str | None:

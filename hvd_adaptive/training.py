@@ -108,9 +108,8 @@ def running_horovod() -> Any:
 
 
 def rank_and_size() -> tuple[int, int]:
-    """Return this process's rank and the number of ranks in Horovod or torch.distributed.
-
-    They are (0, 0) if neither is running.
+    """Return this process's rank and the number of ranks in Horovod or torch.distributed, or (0, 0)
+    if neither is running.
     """
     if (hvd := running_horovod()) is not None:
         return hvd.rank(), hvd.size()
@@ -121,9 +120,8 @@ def rank_and_size() -> tuple[int, int]:
 
 
 def is_first_rank(group: Any = None) -> bool:
-    """Return whether this process is the first rank of ``group``, or of all ranks.
-
-    Before torch.distributed is running they are those that torchrun has started.
+    """Return whether this process is the first rank of ``group``, or of all ranks: those that
+    torchrun has started, before torch.distributed is running.
     """
     if group is not None:
         return torch.distributed.get_rank(group) == 0

@@ -16,10 +16,8 @@ HOST: dict[str, Any] = {"dtype": torch.float32, "device": "cpu"}
 
 
 class HostCopy:
-    """Small tensor that is being copied to the host.
-
-    ``get`` waits for this copy and for earlier work of its stream, not for later work or other
-    streams.
+    """Small tensor that is being copied to the host; ``get`` waits for this copy and for earlier
+    work of its stream alone.
     """
 
     def __init__(self, tensor: torch.Tensor) -> None:
@@ -92,10 +90,8 @@ def stream_of(device: torch.device) -> Hashable:
 
 
 def taken_over(tensor: torch.Tensor) -> torch.Tensor:
-    """Return ``tensor``, made by another library on the default stream, ready for the current one.
-
-    The current stream waits for the default one, and its use of the memory is recorded, so that the
-    memory is not reused too early.
+    """Return ``tensor``, made by another library on the default stream, ready for the current one,
+    which waits, and whose use of the memory is recorded, so that it is not reused too early.
     """
     if tensor.is_cuda:
         current = torch.cuda.current_stream(tensor.device)

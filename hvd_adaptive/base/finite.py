@@ -10,10 +10,7 @@ from hvd_adaptive.base.device import HostCopy, stacked
 
 
 class Finite:
-    """Whether no checked tensor contains NaN or Inf.
-
-    ``bool`` waits for the result as ``HostCopy.get`` does; on the CPU the result is immediate.
-    """
+    """Whether no checked tensor contains NaN or Inf; ``bool`` waits for a GPU's answer."""
 
     def __init__(self, tensors: Iterable[torch.Tensor] = ()) -> None:
         self._known = True
@@ -32,7 +29,9 @@ class Finite:
             self._flags.append(largest.isfinite())
             self._answer = None
         else:
-            self._known = self._known and _is_finite(tensor)
+            # One pass if the sum is finite, which is the usual case.
+            is_finite = tensor.sum(dtype=wide_of(tensor.dtype)).isfinite()
+            self._known = self._known and bool(is_finite or tensor.isfinite().all())
 
     def ask(self) -> Finite:
         """Start the copy of the result to the host; return this object."""
@@ -85,8 +84,3 @@ def narrowed(wide: torch.Tensor, quantized: int, dtype: torch.dtype) -> torch.Te
         limit = torch.finfo(dtype).max
         wide[:quantized].clamp_(-limit, limit)
     return wide.to(dtype)
-
-
-def _is_finite(tensor: torch.Tensor) -> bool:
-    """Check a tensor in one pass if its sum is finite, which is the usual case."""
-    return bool(tensor.sum(dtype=wide_of(tensor.dtype)).isfinite() or tensor.isfinite().all())

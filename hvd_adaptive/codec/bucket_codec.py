@@ -110,10 +110,10 @@ def _power(exponents: torch.Tensor) -> torch.Tensor:
 class BucketCodec(Codec):
     """Base of codecs that quantise each bucket to levels computed from its own coordinates.
 
-    The body holds ``numbers`` numbers for each bucket, of ``level_dtype``, from which a receiver
-    computes its ``alphabet`` levels, then the codes' 32-bit words
-    (kernels/packing.py). A codec defines ``name`` and implements ``codec_settings``,
-    ``quantize_buckets`` and, if the numbers are not the levels, ``values``.
+    The body holds ``numbers`` numbers of ``level_dtype`` for each bucket, from which a receiver
+    computes its ``alphabet`` levels, then the codes' 32-bit words (kernels/packing.py). A codec
+    defines ``name``, ``codec_settings``, ``quantize_buckets`` and, unless the numbers are the
+    levels, ``values``.
     """
 
     def __init__(
@@ -151,14 +151,10 @@ class BucketCodec(Codec):
     def add_bodies(
         self, bodies: Sequence[torch.Tensor], keys: Sequence[int], factor: float, out: torch.Tensor
     ) -> None:
-        at, buckets = self._level_bytes(out.numel()), self._buckets(out.numel())
-        pairs = [
-            (
-                self.values(self._format.read(body[:at], buckets, self._numbers)),
-                body[at:].view(torch.int32),
-            )
-            for body in bodies
-        ]
+        at, buckets, pairs = self._level_bytes(out.numel()), self._buckets(out.numel()), []
+        for body in bodies:
+            numbers = self._format.read(body[:at], buckets, self._numbers)
+            pairs.append((self.values(numbers), body[at:].view(torch.int32)))
         code_kernels(out).decode_add(pairs, self._bucket(out.numel()), factor, out)
 
     def _level_bytes(self, coordinates: int) -> int:
@@ -166,10 +162,7 @@ class BucketCodec(Codec):
 
 
 class RandomRounding(BucketCodec):
-    """Base of codecs that round at random, without bias, between neighbouring levels (ORQ, Eq. 7).
-
-    A codec implements ``solve``.
-    """
+    """Base of codecs that round at random, without bias, to neighbouring levels (ORQ, Eq. 7)."""
 
     @abstractmethod
     def solve(self, flat: torch.Tensor, bucket_size: int) -> torch.Tensor:

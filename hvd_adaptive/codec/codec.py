@@ -69,11 +69,8 @@ class Codec(Quantizer):
         return None
 
     def load_tables_from(self, old: Any, keep: bool) -> None:
-        """Continue the tables of ``old``, the codec that this one replaces.
-
-        Args:
-            old: A codec of the same scheme with other settings.
-            keep: Keep fitted tables, because nothing that they are fitted to has changed.
+        """Continue the tables of ``old``, a codec of the same scheme with other settings; ``keep``
+        fitted tables, because nothing that they are fitted to has changed.
         """
         if keep and old.second is not None and old.second.codec is not old:
             self.second = make_second_stage(self, old.second.ranks, old.second.bits)

@@ -31,9 +31,7 @@ LARGEST_UNIT = 256.0
 
 
 class DitheredCodec(FittedCodec):
-    """Dithered quantisation with a fixed step ``delta`` in root mean squares, or a step that rate
-    control adapts to ``bits`` per coordinate.
-    """
+    """Codec with a fixed step ``delta`` in root mean squares, or rate control of ``bits``."""
 
     name = "ecdq"
     encodes_on_host = True
@@ -171,11 +169,10 @@ class DitheredCodec(FittedCodec):
         return total
 
     def refit(self, collected: Sequence[np.ndarray]) -> np.ndarray:
-        """Return the update that rank 0 broadcasts, computed from all ranks' statistics.
-
-        It is float64 [complete, fitted, share of coordinates fitted to, modelled bits, rate
-        control's ratio, bits, coordinates, δ, probabilities...]. Hostile statistics keep the old
-        code; no exception is raised in the middle of a step.
+        """Return the update that rank 0 broadcasts, computed from all ranks' statistics: float64
+        [complete, fitted, share of coordinates fitted to, modelled bits, rate control's ratio,
+        bits, coordinates, δ, probabilities...]. Hostile statistics keep the old code; no exception
+        is raised in the middle of a step.
         """
         coverage = Coverage.of(collected)
         bits, coordinates, *counts = np.sum(collected, axis=0)[HEAD:]
@@ -184,7 +181,8 @@ class DitheredCodec(FittedCodec):
         if coverage.found > 0:
             try:
                 law = _law(counts)
-                control = self._updated_control(law, coverage, bits, coordinates)
+                now = self._bits(self.code, law, coverage)
+                control = control.updated(bits, coordinates, (now + (self._modelled or now)) / 2)
                 code, modelled = self._code_for(law, coverage, control)
                 self._proposed = code
                 outcome[1:] = [1.0, coverage.share]
@@ -249,15 +247,6 @@ class DitheredCodec(FittedCodec):
                 )
             code = DitheredCode.of_rate(law, self._unit, max(aim, LEAST_CODED_BITS / 2))
         return code, self._bits(code, law, coverage)
-
-    def _updated_control(
-        self, law: Histogram, coverage: Coverage, bits: float, coordinates: float
-    ) -> RateControl:
-        """Return rate control after ``bits`` were sent with the current code, given the new law."""
-        if not coordinates > 0:
-            return self._control
-        now = self._bits(self.code, law, coverage)
-        return self._control.updated(bits, coordinates, (now + (self._modelled or now)) / 2)
 
     def _counts(self, usable: Usable) -> np.ndarray:
         """Return weighted counts of abs(v_i)/(unit ρ), float64 (BINS + 2,); ρ is a bucket's RMS."""

@@ -148,10 +148,8 @@ class Form:
         seal(data, packed, body_seed(packed) if checks else None, sums if known else None)
 
     def open(self, payload: Received) -> Payload:
-        """Return a received payload after its header is checked, but not yet its checksum.
-
-        Raises:
-            PayloadError: It differs in coordinates, dtype or layout, or does not fit the quantiser.
+        """Return a received payload; raise PayloadError if its header differs, or does not fit the
+        quantiser. Its checksum is not compared yet.
         """
         if isinstance(payload, torch.Tensor):
             payload = Arrived(read_header(payload), payload)
@@ -183,8 +181,8 @@ class Form:
         raise PayloadError(_difference(self.quantizer, found, own.header, own.header.coding))
 
     def open_all(self, received: Sequence[Received]) -> tuple[list[Payload], HostCopy | None]:
-        """Return what ``open`` returns, and checksums that a GPU computes, for
-        ``compare_checksums``. On the CPU they are compared here.
+        """Return opened payloads, and checksums that a GPU computes, for ``compare_checksums``; on
+        the CPU they are compared here.
         """
         payloads = list(map(self.open, received))
         if not self.quantizer.settings.tuning.checksum:

@@ -36,9 +36,7 @@ class Payloads:
         self._forms: tuple[tuple[int, int, int], dict[Frame, Form]] = (0, 0, 0), {}
 
     def form(self, frame: Header | Frame) -> Form:
-        """Return what payloads of a frame (numbers of coordinates, dtype and layout) have in
-        common.
-        """
+        """Return what payloads of a frame have in common."""
         own = Frame(frame.coordinates, frame.full, frame.dtype, frame.layout)
         state = self.quantizer.table_state
         of_state, forms = self._forms
@@ -100,12 +98,11 @@ class Payloads:
         Args:
             flat: Coordinates (1-D). The first ``quantized`` are encoded, the others appended in
                 full precision.
-            quantized: Number of quantised coordinates.
+            quantized: See ``flat``.
             key: Names the random numbers.
             layout: Fingerprint of the layout, for the header.
             values: Encoded in place of the first ``quantized`` coordinates, if given.
-            memory: Memory for the payload, used from its beginning if it is large enough and on the
-                same device.
+            memory: Memory on the same device, which is used from its beginning if it suffices.
         """
         values = (flat[:quantized] if values is None else values).to(torch.float32)
         if not flat.is_cpu and self.is_on_host(flat.device):
@@ -135,9 +132,8 @@ class Payloads:
     def sum_wide(
         self, received: Sequence[Received], expected: Header | Frame, factor: float
     ) -> torch.Tensor:
-        """Return factor * sum of payloads, added in order.
-
-        The result is float32, or float64 if ``expected`` is, with quantised sums of float32.
+        """Return factor * sum of payloads, added in order: float32, or float64 if ``expected`` is,
+        with quantised sums of float32.
 
         Raises:
             PayloadError: A payload differs from ``expected`` in coordinates, dtype or layout, does
@@ -178,14 +174,11 @@ class Payloads:
         values: torch.Tensor,
         full: torch.Tensor,
     ) -> Callable[[], None]:
-        """Do as ``sum_into`` with payloads whose headers are known; never wait for a GPU.
+        """Do as ``sum_into`` with payloads of ranks that have compared their settings, all of one
+        ``form`` and of one length; never wait for a GPU.
 
-        ``received`` are payloads of ranks that have compared their settings, ``form`` is that of
-        all, of bodies whose length does not vary.
-
-        Returns:
-            A function that waits and raises PayloadError if a payload is another one, or corrupt.
-            On the CPU this method raises it itself, before anything is decoded.
+        Return a function that waits and raises PayloadError if a payload is another one, or
+        corrupt. On the CPU this method raises it itself, before anything is decoded.
         """
         headers = [form.header._replace(key=key) for key in keys]
         pairs = zip(received, headers, strict=True)
@@ -212,11 +205,9 @@ class Payloads:
         add: bool = True,
         own: bool = False,
     ) -> None:
-        """Set ``out`` (float32, 1-D) to factor * (out + the payloads' values, added in order).
-
-        Coded bodies are expanded one at a time, so that memory does not grow with the ranks. If not
-        ``add``, the contents of ``out`` count as zeros. The payloads are ``own`` if they are of
-        quantisers with these settings and this seed.
+        """Set ``out`` (float32, 1-D) to factor * (out + the payloads' values, added in order); see
+        ``Quantizer.decode_bodies``, or ``decode_own_bodies`` if they are ``own``. Coded bodies are
+        expanded one at a time, so that memory does not grow with the ranks.
         """
         if not out.is_cpu and self.is_on_host(out.device):
             copy = out.cpu() if add else torch.empty(out.shape, dtype=out.dtype, device="cpu")
@@ -304,9 +295,8 @@ class Payloads:
         """Return the squared error and the squared L2 norm of each bucket of ``flat``, float64
         (buckets, 2).
 
-        The error is the expected one if the quantiser ``knows_errors``, else that of one draw by
-        ``key``. Of coordinates whose zeros are kept it is always that of one draw, because the
-        buckets of payloads are others.
+        The error is the expected one if the quantiser ``knows_errors`` and no zeros are left out,
+        which would change the buckets; else that of one draw by ``key``.
         """
         if self.quantizer.knows_errors and self.zeros_of(flat) is None:
             return self.quantizer.expected_errors(flat)

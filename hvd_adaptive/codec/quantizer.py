@@ -21,9 +21,6 @@ from hvd_adaptive.settings import Settings
 
 logger = logging.getLogger("hvd_adaptive")
 
-# Result of encode_body: the body's length if that varies, or its block checksums.
-EncodeResult = int | BlockSums | None
-
 
 class Quantizer(ABC):
     """Quantise coordinates to bodies, and add bodies up; see payloads.py for payloads.
@@ -74,9 +71,8 @@ class Quantizer(ABC):
 
     @property
     def table_state(self) -> tuple[int, int, int]:
-        """Return ``alphabet``, ``table_version`` and ``table_fingerprint``.
-
-        As long as they are the same, what follows from the table is not computed anew.
+        """Return ``alphabet``, ``table_version`` and ``table_fingerprint``, with which all that
+        follows from the table changes.
         """
         return self.alphabet, self.table_version, self.table_fingerprint
 
@@ -93,9 +89,8 @@ class Quantizer(ABC):
         """Return the bytes of a body of ``coordinates`` coordinates; the most if they vary."""
 
     def least_body_bytes(self, coordinates: int) -> int:
-        """Return the fewest bytes of such a body, less than ``body_bytes`` if the length varies.
-
-        They bound the memory that a corrupt header can make a receiver allocate.
+        """Return the fewest bytes of such a body, less than ``body_bytes`` if the length varies;
+        they bound the memory that a corrupt header can make a receiver allocate.
         """
         return self.body_bytes(coordinates)
 
@@ -105,12 +100,13 @@ class Quantizer(ABC):
         return self.coder is not None or self.least_body_bytes(coordinates) < most
 
     @abstractmethod
-    def encode_body(self, flat: torch.Tensor, body: torch.Tensor, key: int) -> EncodeResult:
+    def encode_body(
+        self, flat: torch.Tensor, body: torch.Tensor, key: int
+    ) -> int | BlockSums | None:
         """Quantise ``flat`` (float32, 1-D) into ``body`` (uint8, body_bytes(flat.numel())).
 
-        Returns:
-            The length in bytes if it varies; ``body[:length]`` is the body.
-            Otherwise the block checksums of the body if they are known, or None.
+        Return the length in bytes if it varies; ``body[:length]`` is the body. Otherwise return the
+        block checksums of the body if they are known, or None.
         """
 
     def decode_bodies(
@@ -123,17 +119,9 @@ class Quantizer(ABC):
     ) -> None:
         """Set ``out`` (float32, 1-D) to factor * (out + the bodies' values, added in order).
 
-        Schemes implement either this method or ``add_bodies``.
-
-        Args:
-            bodies: Bodies (uint8). If their length varies, up to 7 zero bytes follow each.
-            keys: The key of each body.
-            factor: Scale of the sum.
-            out: Result, in place.
-            add: If False, the contents of ``out`` are ignored and count as zeros.
-
-        Raises:
-            PayloadError: A body cannot be read.
+        Schemes implement either this method, which raises PayloadError if a body cannot be read, or
+        ``add_bodies``. If the length of bodies (uint8) varies, up to 7 zero bytes follow each. If
+        not ``add``, the contents of ``out`` count as zeros.
         """
         if not add:
             out.zero_()
@@ -147,9 +135,8 @@ class Quantizer(ABC):
         out: torch.Tensor,
         add: bool = True,
     ) -> None:
-        """Do as ``decode_bodies``, for bodies of codecs with these settings and this seed.
-
-        A GPU is not waited for.
+        """Do as ``decode_bodies``, for bodies of codecs with these settings and this seed, without
+        waiting for a GPU.
         """
         self.decode_bodies(bodies, keys, factor, out, add)
 
@@ -171,11 +158,7 @@ class Quantizer(ABC):
         return None
 
     def fixed_body(self, coded: torch.Tensor, coordinates: int) -> torch.Tensor:
-        """Invert ``coded_body``; up to 7 zero bytes follow ``coded``.
-
-        Raises:
-            PayloadError: The coded body cannot be read.
-        """
+        """Invert ``coded_body``, or raise PayloadError; up to 7 zero bytes follow ``coded``."""
         raise NotImplementedError
 
     def least_coded_bytes(self, coordinates: int) -> int:
@@ -193,9 +176,8 @@ class Quantizer(ABC):
         return self
 
     def trained_second(self, bits: int, ranks: int, flat: torch.Tensor) -> Quantizer:
-        """Return a quantiser for averages of ``ranks`` ranks, fitted as training on ``flat`` does.
-
-        flat: Gradients, float32, to which this quantiser is fitted.
+        """Return a quantiser for averages of ``ranks`` ranks, fitted as training on ``flat``
+        (float32) does, to which this quantiser is fitted.
         """
         return self.second_codec(bits).fitted_to(flat)
 

@@ -26,10 +26,9 @@ def padded(size: int) -> int:
 class OwnedBuffer:
     """Bytes (uint8, 1-D) that a collective may read while it is in progress.
 
-    Meanwhile the next groups are gathered, encoded and decoded. Therefore a collective accepts no
-    tensor, which may be a view of a gradient or of memory that the next group reuses. An object of
-    this type always owns its memory. ``OwnedBuffer(size)`` allocates memory, which the caller fills
-    before it is sent. ``copy_of`` copies a tensor that others may write to.
+    A tensor may be a view of a gradient or of memory that the next group reuses meanwhile. An
+    object of this type always owns its memory: ``OwnedBuffer(size)`` allocates it, for the caller
+    to fill before it is sent, and ``copy_of`` copies a tensor that others may write to.
     """
 
     __slots__ = ("bytes", "size")
@@ -174,8 +173,7 @@ class Row:
 
     def take(self, rank: int, check: Callable[[int, bytes], None] | None = None) -> Arrived:
         """Return the next payload, which is that of ``rank``; raise PayloadError if it cannot be
-        read. ``check`` is called with the rank and its first bytes, before these are read as a
-        header.
+        read. ``check`` is called first, with the rank and its first bytes.
         """
         alone = len(self._received) > 1
         data, at = (self._received[rank], 0) if alone else (self._received[0], self._taken)

@@ -27,10 +27,8 @@ _HEAD = 16
 
 @dataclass(frozen=True)
 class Zeros:
-    """Which coordinates of a vector are 0.0 or -0.0; there is at least one.
-
-    ``runs`` has the numbers of coordinates, zeros and runs; ``mask`` (uint8) a bit for each
-    coordinate, 1 if it is not zero.
+    """Which coordinates of a vector are 0.0 or -0.0, at least one; ``mask`` (uint8) has a bit for
+    each, 1 if it is not zero.
     """
 
     runs: Runs

@@ -27,14 +27,8 @@ LEAST_BYTES = 1 << 16
 
 
 class Alarms:
-    """Alarms of one compressor.
-
-    Args:
-        error: Limit of the relative squared error, or None for no warning.
-        non_finite: Limit of the share of non-finite buckets, or None for no warning.
-
-    Attributes:
-        compares: Whether to compare with float32.
+    """Alarms of one compressor: limits of the relative squared error and of the share of non-finite
+    buckets, None for no warning, and whether it ``compares`` with float32.
     """
 
     def __init__(self, error: float | None, non_finite: float | None) -> None:
@@ -55,12 +49,7 @@ class Alarms:
     ) -> dict[str, str]:
         """Add the figures of a completed step; return new warnings' texts by their kinds.
 
-        Args:
-            step: Number of the step.
-            ranks: Number of ranks.
-            meter: Figures of the step.
-            buckets: Number of averaged buckets checked.
-            non_finite: Number of these that are not finite.
+        ``non_finite`` of ``buckets`` averaged buckets that were checked are not finite.
         """
         if meter.last is None or self._skipped < FIRST:
             self._skipped += 1

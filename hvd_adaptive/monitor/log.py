@@ -40,18 +40,11 @@ class Sink(Protocol):
 
 
 class JsonLines:
-    """Writer of one line of JSON for each record, to one file of this process. NaN and infinity,
-    which JSON does not have, become null.
+    """Writer of one line of JSON for each record; NaN and infinity become null.
 
-    Args:
-        path: A file that ends with ".jsonl", to which lines are appended, or a folder. In a folder
-            each process creates its own file, so processes, restarts and elastic newcomers never
-            share one.
-        name: Prefix of the file name in the folder.
-        rank: Rank, part of the file name.
-
-    Raises:
-        OSError: The file cannot be written.
+    Lines are appended to ``path`` if it ends with ".jsonl". Otherwise it is a folder, in which each
+    process creates a file of its own, so that restarts and elastic newcomers never share one; its
+    name begins with ``name`` and the rank. OSError is raised if it cannot be written.
     """
 
     def __init__(self, path: Path, name: str, rank: int) -> None:
@@ -180,13 +173,8 @@ class LogError(ValueError):
 class Log:
     """Records of a compressor on one rank, ordered by time; restarts follow each other.
 
-    Attributes:
-        label: The monitor's name and, if it served several compressors, the compressor's number.
-        rank: The rank.
-        starts: Records of layouts (run/monitored.py).
-        tables: Records of level tables.
-        steps: Records of steps (meter.py).
-        warnings: Records of warnings.
+    ``label`` is the monitor's name and, if it served several compressors, the compressor's number.
+    ``starts`` are records of layouts (run/monitored.py), ``steps`` those of meter.py.
     """
 
     label: str

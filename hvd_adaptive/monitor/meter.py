@@ -87,9 +87,8 @@ class StepMeter:
         self._total = 0  # the sum of these, a few for each group in flight
 
     def hold(self, sizes: Mapping[Hashable, int]) -> None:
-        """Record how many bytes beyond the gradients are held now, by what holds them.
-
-        That is a group's payloads (sent or received), buffers, residuals, or results that are kept.
+        """Record how many bytes beyond the gradients are held now, by what holds them: a group's
+        payloads, buffers, residuals, or results that are kept.
         """
         for what, size in sizes.items():
             self._total += size - self._held.pop(what, 0)
@@ -108,34 +107,26 @@ class StepMeter:
                 of_group[field] += amount
 
     def look(self, decoded: torch.Tensor, bucket_size: int, group: int) -> None:
-        """Note which buckets of a group's quantised coordinates are finite after averaging.
-
-        If one coordinate of a bucket is not finite, none is, so only the first is checked. The
-        answers stay on the tensor's device until they are counted.
+        """Note, on its device, which buckets of a group's quantised coordinates are finite after
+        averaging. If one coordinate of a bucket is not finite, none is: the first is checked.
         """
         if decoded.numel():
             self._finite[group] = decoded[::bucket_size].isfinite()
 
     def non_finite(self) -> dict[int, int]:
-        """Return the number of averaged buckets of each group that are not finite, of the last
-        step."""
+        """Return how many averaged buckets of each group of the last step are not finite."""
         masks = self._last_finite.items()
         return {group: int(HostCopy((~finite).sum())) for group, finite in masks}
 
     def measured(self, squares: HostCopy, weights: Sequence[float], group: int) -> None:
-        """Record squared errors and norms of a group's sampled buckets.
-
-        Args:
-            squares: Rows of [squared error, squared norm]. Non-finite rows do not count.
-            weights: Number of the group's buckets that each row represents.
-            group: The group.
+        """Record the rows [squared error, squared norm] of a group's sampled buckets, each with the
+        number of buckets that it represents. Rows that are not finite do not count.
         """
         self._squares.append((squares, weights, group))
 
     def errors(self) -> dict[int, tuple[float, float]]:
-        """Return the squared error and squared norm of each measured group of this step.
-
-        They are waited for, if they are being copied from a GPU.
+        """Return the squared error and squared norm of each measured group of this step; wait for
+        a GPU.
         """
         sums: dict[int, tuple[float, float]] = {}
         for squares, weights, group in self._squares:
@@ -181,21 +172,14 @@ class StepMeter:
         return last.squared_error / last.squared_norm if last.squared_norm else float("nan")
 
     def report(self) -> dict[str, float]:
-        """Return the figures of the last step as a dict; zeros before the first step.
+        """Return the figures of the last step, zeros before the first one, that
+        ``GradientCompressor.report`` describes.
 
-        Returns:
-            A dict with coordinates, payload_bytes, wire_bytes, uncompressed_bytes,
-            bits_per_coordinate, relative_error, non_finite, encode_s, exchange_s, decode_s and
-            peak_bytes.
-            relative_error is ||Q(v) - v||²/||v||² of all coordinates v that this rank quantises, or
-            that exchange="auto" sends rounded, estimated from a few full buckets and all partial
-            ones. With exchange="hierarchical" v is the rank's slice of its node's mean. For schemes
-            with a level table the error is the expectation over their rounding. It is NaN if no
-            bucket could be measured.
-            non_finite is the number of averaged buckets that are lost: a NaN or Inf on any rank
-            makes its whole bucket NaN.
-            peak_bytes is memory held beyond the gradients: payloads in flight, buffers, residuals.
-            It excludes the temporary memory of encoding one group and Horovod's own buffers.
+        relative_error is that of all coordinates v that this rank quantises, or that
+        exchange="auto" sends rounded, estimated from a few full buckets and all partial ones. With
+        exchange="hierarchical" v is the rank's slice of its node's mean. For schemes with a level
+        table it is the expectation over their rounding. It is NaN if no bucket could be measured.
+        peak_bytes excludes the temporary memory of encoding one group and Horovod's own buffers.
         """
         last = self.last or StepFigures()
         sizes = ("coordinates", "payload_bytes", "wire_bytes", "uncompressed_bytes", "peak_bytes")
@@ -246,12 +230,8 @@ class Means:
             self._non_finite[group] = self._non_finite.get(group, 0) + count
 
     def record(self) -> dict[str, Any]:
-        """Return the record: means per step of the figures in ``StepMeter.report``, and more.
-
-        The further keys are step (number of the last step), steps (number of steps), ratio (bytes
-        of gradients over bytes of payloads), flight_s (see ``StepFigures``), step_s (time from one
-        step's end to the next one's), non_finite (buckets, summed over all steps), monitor_s (time
-        that the monitor took) and groups (the figures of each group).
+        """Return the record that docs/monitoring.md describes: means per step of ``StepFigures``,
+        and the figures of each group.
         """
         whole = _means(self._total, self.steps)
         begin, timed = self.ended if self._begin is None else self._begin, self._timed

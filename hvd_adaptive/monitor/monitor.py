@@ -128,10 +128,7 @@ class Monitor:
             self._to_sinks(lambda sink: sink.flush())
 
     def close(self) -> None:
-        """Write pending records and close the files; this also happens at exit.
-
-        Later records open the files again.
-        """
+        """Write pending records and close the files, also at exit; later records reopen them."""
         with self._lock:
             for source in list(self._sources.values()):
                 self._record(source)

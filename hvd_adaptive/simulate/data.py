@@ -71,11 +71,7 @@ class Minibatches:
 def make_batches(
     data: Minibatch | Batches, batch_size: int | None, workers: int, seed: int
 ) -> Batches:
-    """Return ``data`` if it is a callable, else Minibatches of its tensors.
-
-    Raises:
-        ValueError: ``batch_size`` is given with a callable, or missing with tensors.
-    """
+    """Return ``data`` if it is callable, without a batch size, else Minibatches of its tensors."""
     if callable(data):
         if batch_size is not None:
             raise ValueError("batch_size: must not be given with a callable, which determines it")

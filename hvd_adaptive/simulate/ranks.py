@@ -134,9 +134,8 @@ class Ranks:
         self.payload_bytes, self.relative_error = 0, 0.0
 
     def renewed(self) -> Ranks:
-        """Return the same ranks after the compressor's settings have changed.
-
-        Residuals are kept by name. Call ``take`` again for all gradients.
+        """Return the same ranks, with residuals by name, after the compressor's settings have
+        changed; call ``take`` again for all gradients.
         """
         new = Ranks(self._by_name.items(), self.compressor, self.workers)
         if self.residuals and new.residuals:
@@ -165,9 +164,8 @@ class Ranks:
             self.residuals[rank].lay_out(self.layout, rank, self.workers)
 
     def due(self, step: int) -> bool:
-        """Return whether ``refit`` must be called at ``step``; call this once per step.
-
-        Its gradients are sampled for a fit at this step or soon after it.
+        """Return whether ``refit`` must be called at ``step``, whose gradients are sampled for a
+        fit then or soon after; call this once per step.
         """
         if self.compressor is None:
             return False
@@ -244,11 +242,7 @@ class Ranks:
 
     @property
     def _scheme(self) -> GradientCompressor:
-        """Return the compressor.
-
-        Raises:
-            ValueError: There is none, so nothing is quantised or fitted.
-        """
+        """Return the compressor; raise ValueError if there is none."""
         if self.compressor is None:
             raise ValueError("compressor: must not be None for tables and payloads")
         return self.compressor
@@ -256,17 +250,14 @@ class Ranks:
     def _give(self, results: Sequence[torch.Tensor]) -> None:
         """Cut groups into the parameters' gradients."""
         for slot, parameter in enumerate(self.parameters):
-            parts = [
-                results[group][piece.at : piece.at + piece.stop - piece.start]
-                for group, piece in self.layout.pieces_of[slot]
-            ]
+            pieces = self.layout.pieces_of[slot]
+            parts = [results[group][piece.in_group] for group, piece in pieces]
             whole = parts[0] if len(parts) == 1 else torch.cat(parts)
             parameter.grad = whole.view(parameter.shape)
 
     def _statistics(self, rank: int, step: int) -> np.ndarray | None:
-        """Return the statistics that a rank would send at an update, and abort the update.
-
-        The result is None if there is no update at this step.
+        """Return the statistics that a rank would send at an update, which is aborted; None if
+        there is no update at this step.
         """
 
         def collect(own: np.ndarray, fit: object) -> np.ndarray:
@@ -279,7 +270,6 @@ class Ranks:
         return None
 
     def _update(self, rank: int, step: int, sync: Callable) -> None:
-        """Run one rank's part of an update."""
         parts = self._exchanges[rank].parts_among(self.layout.groups)
         self._scheme._training.updates.run(step, self._samples(rank, step), sync, parts, rank)
 
@@ -308,7 +298,6 @@ class Ranks:
         )
 
     def _everyone(self, step: int, meters: Sequence[StepMeter]) -> list[Trips]:
-        """Return each rank's trips of a step."""
         return [self._trips(rank, step, meter) for rank, meter in enumerate(meters)]
 
     def _exchanged(self, index: int, everyone: Sequence[Trips]) -> torch.Tensor:

@@ -11,16 +11,11 @@ from hvd_adaptive.transport.collectives import Collective
 
 
 class RankGradients:
-    """Gradients of one rank, and memory that every group reuses (``run.trip.Gradients``).
+    """Gradients of one rank, by group, copies of the ``averages`` that were delivered, and memory
+    that every group reuses (``run.trip.Gradients``).
 
     In training, another group may be encoded or decoded in this memory while a collective is in
     progress. Therefore ``take_back`` overwrites it each time: a late read yields NaN.
-
-    Args:
-        flats: The groups.
-
-    Attributes:
-        averages: Copies of the averages that were delivered, by group.
     """
 
     def __init__(self, flats: Sequence[torch.Tensor]) -> None:
@@ -65,13 +60,10 @@ def together(
     ways: Sequence[Generator[Collective, list[torch.Tensor], _Result]],
     under_way: Callable[[], None] = lambda: None,
 ) -> _Result:
-    """Run an exchange of all ranks stage by stage, and return the first rank's result.
+    """Run an exchange of all ranks, a generator of each, stage by stage; return the first rank's
+    result. The other ranks, whose results are the same, do not decode their last collective.
 
-    The other ranks, whose results are the same, do not decode their last collective.
-
-    Args:
-        ways: A trip (``run.trip``), or the average of an exchange, on each rank.
-        under_way: Called when all ranks have submitted a collective and none has read a result.
+    ``under_way`` is called when all ranks have submitted a collective and none has read a result.
     """
     requests = [next(way) for way in ways]
     while True:

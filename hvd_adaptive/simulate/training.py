@@ -219,10 +219,7 @@ def evaluate(
     loss: Loss = F.cross_entropy,
     batch_size: int = 500,
 ) -> tuple[float, float | None]:
-    """Return mean loss and accuracy in eval mode; accuracy needs class numbers as targets.
-
-    Without class numbers it is None.
-    """
+    """Return mean loss and accuracy in eval mode; accuracy is None unless targets are classes."""
     was_training = model.training
     model.eval()
     total, right, classes = 0.0, 0, not targets.is_floating_point()
