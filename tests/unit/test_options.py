@@ -123,25 +123,22 @@ def test_names_stand_for_objects_with_defaults(name):
     assert QSGD(exchange=kind(second_stage_bits=5)).report()["exchange"] == name
 
 
-@pytest.mark.parametrize(
-    ("keyword", "place"),
-    [
-        ("second_stage_bits", "exchange=ScatterReduce(second_stage_bits=...)"),
-        ("ranks_per_node", "exchange=Hierarchical(ranks_per_node=...)"),
-        ("worker", "tuning=Tuning(worker=...)"),
-        ("check_sum", "tuning=Tuning(checksum=...)"),
-    ],
-)
-def test_a_keyword_of_an_object_is_found(keyword, place):
-    for call in (ALQ, ALQ().set):
-        with pytest.raises(TypeError) as raised:
-            call(**{keyword: 4})
-        assert f"ALQ() has no keyword {keyword!r}; did you mean {place}?" in str(raised.value)
+PLACES = {
+    "second_stage_bits": "exchange=ScatterReduce(second_stage_bits=...)",
+    "ranks_per_node": "exchange=Hierarchical(ranks_per_node=...)",
+    "worker": "tuning=Tuning(worker=...)",
+    "check_sum": "tuning=Tuning(checksum=...)",
+}
 
 
 @pytest.mark.parametrize(
     ("make", "error", "message"),
     [
+        *(
+            (lambda k=keyword: ALQ(**{k: 4}), TypeError, f"keyword {keyword!r}; did you mean {at}?")
+            for keyword, at in PLACES.items()
+        ),
+        (lambda: ALQ().set(worker=4), TypeError, "did you mean tuning=Tuning(worker=...)?"),
         (lambda: ScatterReduce(4), TypeError, "such as ScatterReduce(second_stage_bits=4)"),
         (
             lambda: Hierarchical(rank_per_node=4),

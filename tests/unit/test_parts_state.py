@@ -70,8 +70,9 @@ def test_state_of_another_partition_is_refused(ours, theirs):
     assert tables(compressor) == before
 
 
-@pytest.mark.parametrize("harm", ["other bits", "unknown part", "damaged", "missing", "no parts"])
+@pytest.mark.parametrize("harm", ["other bits", "unknown part"])
 def test_a_refused_state_changes_nothing(harm):
+    """test_malformed_states.py damages every entry."""
     compressor = fitted(parameter_bits=PATTERNS)
     state = ALQ(bucket_size=100, parameter_bits=PATTERNS).state_dict() | {"step": 9}
     state["schedule"] = {"retry_at": 7, "wait": 4}
@@ -79,14 +80,8 @@ def test_a_refused_state_changes_nothing(harm):
     part = state["parts"]["bits=4"]
     if harm == "other bits":
         part["table"] = ALQ(bits=5).state_dict()["table"]
-    elif harm == "unknown part":
-        state["parts"]["bits=7"] = part
-    elif harm == "damaged":
-        part["table"]["magnitudes"][0] = -1
-    elif harm == "missing":
-        del part["table"]
     else:
-        del state["parts"]
+        state["parts"]["bits=7"] = part
     with pytest.raises(ValueError):
         compressor.load_state_dict(state)
     assert tables(compressor) == before and compressor.step == 0

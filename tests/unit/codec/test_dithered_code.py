@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+import torch
 
+from hvd_adaptive import ECDQ
 from hvd_adaptive.codec import dithered_code
 from hvd_adaptive.codec.dithered_code import MOST_SYMBOLS, DitheredCode
-from hvd_adaptive.codec.dithered_codec import DitheredCodec
 from hvd_adaptive.levels.histogram import LOG_EDGES, Histogram
 
 UNIT = 64.0
@@ -38,26 +39,16 @@ def test_the_best_number_of_symbols(freedom, delta):
 
 def test_few_books_are_built(monkeypatch):
     """What a fit costs while all ranks wait."""
-    built = []
-    build = dithered_code.PrefixCode.build
-    monkeypatch.setattr(
-        dithered_code.PrefixCode, "build", lambda p: built.append(1) or build(p), raising=True
-    )
+    built, build = [], dithered_code.PrefixCode.build
+    monkeypatch.setattr(dithered_code.PrefixCode, "build", lambda p: built.append(1) or build(p))
     own = law(2, 4.0)
     DitheredCode.of_law(own, UNIT, 1.1)  # of five candidates with four books each
     assert 4 <= len(built) <= 12
 
 
-def test_the_fitting_rank_keeps_its_books(monkeypatch):
-    from hvd_adaptive import ECDQ
-
-    compressor = ECDQ(bits=2)
-    codec = compressor.parts.default
-    assert isinstance(codec, DitheredCodec)
-    import torch
-
-    buckets = list(torch.randn(4, 8192))
-    update = codec.refit([codec.collect(buckets)])
+def test_the_fitting_rank_keeps_its_books():
+    codec = ECDQ(bits=2).parts.default
+    update = codec.refit([codec.collect(list(torch.randn(4, 8192)))])
     books = codec._proposed.books
     codec.apply_update(update, 0)
     assert codec.code.books is books and codec._proposed is None

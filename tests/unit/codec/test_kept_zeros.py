@@ -16,19 +16,9 @@ from hvd_adaptive.feedback import Residuals
 from hvd_adaptive.kernels.numba import zeros as kernels
 
 BUCKET = 128
-every_case = pytest.mark.parametrize("name", CASES)
-every_kind = pytest.mark.parametrize(
-    "name",
-    (
-        *EVERY,
-        "alq-3-paper",
-        "alq-3-symmetric-huffman",
-        "amq-4-symmetric",
-        "bingrad-biased",
-        "nuqsgd-5-p0.8-symmetric",
-        "qsgd-3-elias",
-        "qsgd-3-symmetric",
-    ),
+KINDS = (
+    *(*EVERY, "alq-3-paper", "alq-3-symmetric-huffman", "amq-4-symmetric", "bingrad-biased"),
+    *("nuqsgd-5-p0.8-symmetric", "qsgd-3-elias", "qsgd-3-symmetric"),
 )
 # Schemes whose levels contain 0, by the papers.
 WITH_ZERO = {"alq", "amq", "qsgd", "nuqsgd", "terngrad", "natural", "sparse"}
@@ -57,7 +47,7 @@ def gradient(count: int, seed: int = 0, zeros: float = 0.5) -> torch.Tensor:
 
 
 @pytest.mark.many
-@every_case
+@pytest.mark.parametrize("name", CASES)
 def test_zeros_stay_zeros(name):
     compressor = make(name)
     for count in (1, 5, BUCKET, 1000):
@@ -68,7 +58,7 @@ def test_zeros_stay_zeros(name):
     assert compressor.parts.default.has_zero == has_level_zero(name)
 
 
-@every_kind
+@pytest.mark.parametrize("name", KINDS)
 def test_the_keyword_changes_schemes_without_a_level_zero_alone(name):
     flat = gradient(1000)
     kept, rounded = (make(name, keep_zeros=keep) for keep in (True, False))

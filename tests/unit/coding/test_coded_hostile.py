@@ -59,22 +59,10 @@ def test_offsets_that_cannot_be(case):
     ends = ends_of(payload, at, count)
     assert with_ends(payload, at, ends) == payload
     assert decode(compressor, payload).numel() == N
-    lies = [
-        [0] * count,
-        ends[::-1],
-        [0, *ends[1:]],
-        [ends[1], *ends[1:]],
-        [*ends[:-1], ends[-2]],
-        [*ends[:-1], ends[-1] + 8],
-        [*ends[:-1], ends[-1] - 8],
-        [2**32 - 1] * count,
-        [*ends[:-1], 2**32 - 1],
-        [*ends[:-1], 2**31],
-        [2**31, *ends[1:]],
-        [ends[0] + 1, *ends[1:]],
-        [ends[0] - 1, *ends[1:]],
-        [1, *ends[1:]],
-    ]
+    first, last = ends[:-1], ends[1:]
+    lies = [[0] * count, [2**32 - 1] * count, ends[::-1]]
+    lies += [[*first, end] for end in (ends[-2], ends[-1] + 8, ends[-1] - 8, 2**31, 2**32 - 1)]
+    lies += [[end, *last] for end in (0, 1, ends[0] - 1, ends[0] + 1, ends[1], 2**31)]
     for lie in lies:
         with pytest.raises(PayloadError):
             decode(compressor, with_ends(payload, at, lie))

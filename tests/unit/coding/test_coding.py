@@ -23,19 +23,8 @@ from hvd_adaptive.kernels.packing import packing_of
 from hvd_adaptive.levels import entropy_bits
 
 SCHEMES = schemes(
-    "alq-2",
-    "alq-2-paper",
-    "alq-3",
-    "alq-3-l2",
-    "alq-3-paper",
-    "alq-8",
-    "alq-8-paper",
-    "amq-3",
-    "amq-3-paper",
-    "qsgd-3",
-    "qsgd-4-linf",
-    "nuqsgd-3",
-    "terngrad",
+    *("alq-2", "alq-2-paper", "alq-3", "alq-3-l2", "alq-3-paper", "alq-8", "alq-8-paper"),
+    *("amq-3", "amq-3-paper", "qsgd-3", "qsgd-4-linf", "nuqsgd-3", "terngrad"),
     "terngrad-unclipped",
 )
 # Of table schemes' bits: their packing is in Numba's cache.

@@ -51,24 +51,12 @@ def discrete_normal(alphabet: int, step: float) -> np.ndarray:
     return np.exp(-x * x / 2) / np.exp(-x * x / 2).sum()
 
 
+NORMAL = [(4, 1.2), (5, 1), (7, 0.8), (8, 0.6), (8, 1.5), (15, 0.4), (31, 0.15), (127, 0.05)]
+NORMAL += [(255, 0.02), (256, 0.6)]
 LAWS = {
     **{f"ternary {p}": ternary(p) for p in (0.4, 0.7, 0.9, 0.99, 0.999)},
     **{f"binary {p}": np.array([p, 1 - p]) for p in (0.5, 0.8, 0.99)},
-    **{
-        f"normal {a} {d}": discrete_normal(a, d)
-        for a, d in (
-            (4, 1.2),
-            (5, 1),
-            (7, 0.8),
-            (8, 0.6),
-            (8, 1.5),
-            (15, 0.4),
-            (31, 0.15),
-            (127, 0.05),
-            (255, 0.02),
-            (256, 0.6),
-        )
-    },
+    **{f"normal {a} {d}": discrete_normal(a, d) for a, d in NORMAL},
     "one sure": np.array([0.0, 0.0, 1.0, 0.0, 0.0]),
     "half sure": np.array([0.5, 0.5] + [0.0] * 7),
 }

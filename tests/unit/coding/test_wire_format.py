@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 import wire_decoder as wire
-from scheme_cases import EVERY, PAPER, scheme, schemes
+from scheme_cases import EVERY, PAPER, schemes
 
 from hvd_adaptive import ALQ, ECDQ, EDEN, QCS, QSGD, TernGrad
 
@@ -33,27 +33,16 @@ SMALL = {"bucket_size": 300}
 SCHEMES = {
     **{f"alq-{b}": lambda b=b: ALQ(bits=b, **SMALL) for b in (2, 3, 5, 8)},
     **{f"alq-{b}-paper": lambda b=b: ALQ(bits=b, **PAPER, **SMALL) for b in (2, 3, 5, 8)},
-    "amq": scheme("amq-4", **SMALL),
-    "amq-symmetric": scheme("amq-4-symmetric", **SMALL),
-    "nuqsgd": scheme("nuqsgd-6", **SMALL),
     **{f"qsgd-{s}": lambda s=s: QSGD(intervals=s, **SMALL) for s in (1, 2, 4, 7, 127)},
-    "qsgd-symmetric": scheme("qsgd-3-symmetric", **SMALL),
-    "terngrad": scheme("terngrad", **SMALL),
-    "orq": scheme("orq-5", **SMALL),
-    "orq-float16": scheme("orq-9-half", **SMALL),
-    "linear": scheme("quantile-9", **SMALL),
-    "bingrad-biased": scheme("bingrad-biased", **SMALL),
-    "bingrad": scheme("bingrad", **SMALL),
-    "signsgd": scheme("signsgd", **SMALL),
-    "onebit": scheme("onebit", **SMALL),
-    "natural": scheme("natural", **SMALL),
-    **{f"sparse-{d}": scheme(f"sparse-{d}", **SMALL) for d in (0.05, 0.3, 1.0)},
+    **schemes(
+        *("amq-4", "amq-4-symmetric", "nuqsgd-6", "qsgd-3-symmetric", "qsgd-3-elias", "terngrad"),
+        *("orq-5", "orq-9-half", "quantile-9", "bingrad-biased", "bingrad", "signsgd", "onebit"),
+        *("natural", "sparse-0.05", "sparse-0.3", "sparse-1.0", "ecdq-1.5", "ecdq-variance0.0001"),
+        **SMALL,
+    ),
     "huffman-2": lambda: fitted(ALQ(bits=2, symmetric=True, coding="huffman", **SMALL)),
     "huffman-8": lambda: fitted(ALQ(bits=8, coding="huffman", **SMALL)),
     "huffman-ternary": lambda: fitted(TernGrad(coding="huffman", **SMALL)),
-    "elias": scheme("qsgd-3-elias", **SMALL),
-    "ecdq": scheme("ecdq-1.5", **SMALL),
-    "ecdq-fine": scheme("ecdq-variance0.0001", **SMALL),
     "ecdq-fitted": lambda: fitted(ECDQ(bits=2.5, **SMALL)),
 }
 

@@ -17,12 +17,7 @@ from hvd_adaptive.exchange.parcel import ERROR_BUCKETS
 
 BUCKET = 512
 TABLES = schemes(
-    "alq-3",
-    "alq-8",
-    "alq-3-paper",
-    "qsgd-4",
-    "qsgd-2-linf-symmetric",
-    "nuqsgd-5",
+    *("alq-3", "alq-8", "alq-3-paper", "qsgd-4", "qsgd-2-linf-symmetric", "nuqsgd-5"),
     "terngrad-unclipped",
 )
 
