@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import copy
+import functools
 import json
+import operator
 from collections.abc import Iterator
 from typing import Any
 
@@ -145,6 +147,19 @@ def test_every_entry_is_checked(name):
     assert not wrongly
     compressor.load_state_dict(state)
     assert plain(compressor.state_dict()) == plain(state)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_state_is_a_snapshot(name):
+    compressor, other = used(name), used(name)
+    state = compressor.state_dict()
+    kept = plain(state)
+    other.load_state_dict(state)
+    for path in paths(state):
+        value = functools.reduce(operator.getitem, path, state)
+        if isinstance(value, torch.Tensor):
+            value.zero_()
+    assert plain(compressor.state_dict()) == plain(other.state_dict()) == kept
 
 
 def test_a_table_is_never_older_than_its_first():

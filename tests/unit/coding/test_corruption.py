@@ -106,9 +106,3 @@ def test_checksum_off_is_none():
     assert not torch.equal(off.decode(without), on.decode(with_sum))
     with pytest.raises(PayloadError, match="checksum"):
         on.decode(without)
-
-
-def test_averages_carry_a_checksum_where_payloads_do():
-    for checksum, made in SCHEMES.items():
-        for compressor, _ in made.values():
-            assert compressor.parts.default.second_codec(4).settings.tuning.checksum is checksum

@@ -47,13 +47,6 @@ def test_words_and_roundtrip_at_block_and_row_boundaries(bits):
         check([(1 << bits) - 1] * n, bits)
 
 
-@pytest.mark.parametrize("alphabet", oracle.UNITS)
-def test_radix_units_are_as_documented(alphabet):
-    packing = packing_of(alphabet)
-    assert (packing.digits, packing.width) == oracle.UNITS[alphabet]
-    assert alphabet**packing.digits <= 2**packing.width
-
-
 def test_every_level_count_wastes_at_most_three_percent():
     """Tables have an even number of levels, a power of two, or an odd one."""
     for alphabet in [2**b for b in range(1, 9)] + list(range(3, 256, 2)):
