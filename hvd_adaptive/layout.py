@@ -227,8 +227,8 @@ class _Builder:
     first: int
     bucket_size: int
     groups: list[Group]
-    quantized: list[tuple[int, int, int]] = field(default_factory=list)
-    full: list[tuple[int, int, int]] = field(default_factory=list)
+    # Slot, first and last coordinate of the pieces of the open group, and whether to quantise them.
+    pieces: list[tuple[int, int, int, bool]] = field(default_factory=list)
     size: int = 0
     limit: int = 0
 
@@ -240,14 +240,13 @@ class _Builder:
         if self.size + numel > self.limit:
             self.close()
             self.limit = self._limit(before)
-        (self.quantized if quantize else self.full).append((slot, 0, numel))
+        self.pieces.append((slot, 0, numel, quantize))
         self.size += numel
 
     def close(self) -> None:
-        if not self.quantized and not self.full:
-            return
-        self._put(self.quantized, self.full)
-        self.quantized, self.full, self.size = [], [], 0
+        if self.pieces:
+            self._put(self.pieces)
+        self.pieces, self.size = [], 0
 
     def _limit(self, before: int) -> int:
         return min(self.most, max(self.first, before))
@@ -258,17 +257,16 @@ class _Builder:
         count = -(-buckets // of_group)
         edges = [min(numel, buckets * k // count * self.bucket_size) for k in range(count + 1)]
         for start, stop in itertools.pairwise(edges):
-            piece = [(slot, start, stop)]
-            self._put(piece, []) if quantize else self._put([], piece)
+            self._put([(slot, start, stop, quantize)])
 
-    def _put(self, quantized: list[tuple[int, int, int]], full: list[tuple[int, int, int]]) -> None:
-        """Append a group of these pieces."""
-        pieces, at = [], 0
-        for slot, start, stop in [*quantized, *full]:
+    def _put(self, own: Sequence[tuple[int, int, int, bool]]) -> None:
+        """Append a group of these pieces, quantised ones first."""
+        pieces, at, quantized = [], 0, 0
+        for slot, start, stop, quantize in sorted(own, key=lambda piece: not piece[3]):
             pieces.append(Piece(slot, start, stop, at))
             at += stop - start
-        count = sum(stop - start for _, start, stop in quantized)
-        self.groups.append(Group(self.dtype, count, at - count, tuple(pieces), self.part))
+            quantized += stop - start if quantize else 0
+        self.groups.append(Group(self.dtype, quantized, at - quantized, tuple(pieces), self.part))
 
 
 def _tail_moved(group: Group, bucket_size: int) -> Group:
