@@ -8,6 +8,7 @@ nothing can go on means that the ranks would wait for ever.
 
 from __future__ import annotations
 
+import functools
 import random
 import threading
 from collections.abc import Callable, Iterable
@@ -127,19 +128,24 @@ class Network:
         self._sent: list[dict[int, tuple[str, list[torch.Tensor]]]] = []
         self._counts = [0] * size
         self._ended: set[tuple[int, int]] = set()
+        self._open: list[tuple[int, int]] = []  # number and rank of what all ranks have submitted
         self.dead: set[int] = set()
         self.version = 0
 
     def post(self, rank: int, kind: str, parts: list[torch.Tensor]) -> int:
         """Submit a collective, and return its number."""
-        number = self._counts[rank]
         self._counts[rank] += 1
+        return self._submit(self._counts[rank] - 1, rank, kind, parts)
+
+    def _submit(self, number: int, rank: int, kind: str, parts: list[torch.Tensor]) -> int:
         if number == len(self._sent):
             self._sent.append({})
         for other, (theirs, _) in self._sent[number].items():
             if theirs != kind:
                 raise OrderError(f"collective {number}: {kind!r} on {rank}, {theirs!r} on {other}")
         self._sent[number][rank] = kind, parts
+        if len(self._sent[number]) == self.size:
+            self._open += [(number, other) for other in range(self.size)]
         self.version += 1
         return number
 
@@ -151,16 +157,11 @@ class Network:
         return any(rank not in self._sent[number] for rank in self.dead)
 
     def events(self) -> list[Callable[[], None]]:
-        """Collectives that may end on a rank: all ranks have submitted them."""
-        return [
-            lambda at=(number, rank): self._end(at)
-            for number, sent in enumerate(self._sent)
-            if len(sent) == self.size
-            for rank in range(self.size)
-            if (number, rank) not in self._ended
-        ]
+        """Collectives that may end on a rank."""
+        return [functools.partial(self._end, at) for at in self._open]
 
     def _end(self, at: tuple[int, int]) -> None:
+        self._open.remove(at)
         self._ended.add(at)
         self.version += 1
 
@@ -285,6 +286,12 @@ class ScheduledWorker:
 
     def _has_work(self) -> bool:
         return self._woken or (self._polls and self._network.version != self._seen)
+
+
+def work_in_schedule(driver: Any, schedule: Schedule, network: Network, name: str) -> None:
+    """Let a task of the schedule be the worker of a driver."""
+    driver.make_lock = functools.partial(ScheduledLock, schedule)
+    driver._worker = ScheduledWorker(schedule, network, lambda: driver.drive, name)
 
 
 def explore(check: Callable[[random.Random], None], seeds: Iterable[int]) -> None:

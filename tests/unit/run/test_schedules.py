@@ -6,7 +6,6 @@ from __future__ import annotations
 import functools
 import os
 import random
-import threading
 
 import torch
 from scheduler import (
@@ -15,17 +14,15 @@ from scheduler import (
     OrderedWorld,
     OrderError,
     Schedule,
-    ScheduledLock,
-    ScheduledWorker,
     drop_wake_ups,
     explore,
     first_failure,
+    work_in_schedule,
 )
 
 from hvd_adaptive import ALQ, QSGD, PayloadError, ScatterReduce, Tuning
 from hvd_adaptive.hooks.ddp.bucket_session import BucketSession
 from hvd_adaptive.hooks.ddp.buckets import Bucket, BucketFuture, Names
-from hvd_adaptive.run import worker
 from hvd_adaptive.run.ordered import Course, OrderedStep
 from hvd_adaptive.run.rank_context import Plan
 
@@ -54,7 +51,10 @@ def assert_average(step: int, bucket: int, average: torch.Tensor, rank: int, ran
 
 
 class Rank:
-    """A rank's program: steps of buckets, as DDP brings them. outcome: its error, or None."""
+    """A rank's program: steps of buckets, as DDP brings them.
+
+    outcome: its error, or None.  described: the last step, before the program waits for it.
+    """
 
     def __init__(self, schedule, network, number, make, plan) -> None:
         self.number, self.plan, self.schedule, self.network = number, plan, schedule, network
@@ -63,11 +63,7 @@ class Rank:
         self.parameters = [[torch.nn.Parameter(torch.zeros(n)) for n in of] for of in SIZES]
         world = OrderedWorld(schedule, network, number)
         self.session = BucketSession(self.compressor, Names([]), None, lambda: world)
-        driver = self.session._driver
-        driver.make_lock = functools.partial(ScheduledLock, schedule)
-        driver._worker = ScheduledWorker(
-            schedule, network, lambda: driver.drive, f"worker {number}"
-        )
+        work_in_schedule(self.session._driver, schedule, network, f"worker {number}")
         self.outcome: BaseException | None = None
         self.completed = self.early = 0
         schedule.add(f"rank {number}", self.run)
@@ -90,13 +86,14 @@ class Rank:
             self.schedule.pause()
             if self.plan.get("dies") == (self.number, step, index):
                 raise KeyError("this rank dies")
-            if self.plan.get("cut off") == (step, index):
-                return self.again(step)
+            if self.plan.get("cut off") == (step, index):  # an error in backward on every rank
+                self.plan = {}
+                return self.step(step)
             buckets.append(bucket_of(buffer, parameters))
             self.session.take(buckets[-1])
             self.arrive_early(own, index + 1)
         self.schedule.pause()
-        self.look()
+        self.described = self.session.describe()
         self.session.finish()
         for index, bucket in enumerate(buckets):
             assert bucket.future.done()
@@ -115,14 +112,6 @@ class Rank:
                     early.sent.add(slot)
                     session._arrive_early({slot: view})
                     self.early += 1
-
-    def look(self) -> None:
-        """Before the program waits."""
-
-    def again(self, step: int) -> None:
-        """An error in backward on every rank: the program takes the step once more."""
-        self.plan = {key: value for key, value in self.plan.items() if key != "cut off"}
-        self.step(step)
 
 
 def bucket_of(buffer: torch.Tensor, parameters: list[torch.nn.Parameter]) -> Bucket:
@@ -256,28 +245,11 @@ def test_a_course_begins_in_order():
     assert of.is_over and functools.reduce(lambda a, leg: a and leg.is_over, legs, True)
 
 
-def test_a_stall_is_described(monkeypatch):
+def test_a_stall_is_described():
     """A step that waits says which gradients have arrived, and what each of its groups waits
-    for; a wait for the worker calls for that now and then."""
-    told = []
-
-    def look(rank):
-        told.append(rank.session.describe())
-
-    monkeypatch.setattr(Rank, "look", look)
-    for seed in range(6):
-        run(random.Random(seed).choice, 2, SCHEMES["scatter_reduce"], {})
+    for."""
+    runs = [run(random.Random(seed).choice, 2, SCHEMES["scatter_reduce"], {}) for seed in range(6)]
+    told = [rank.described for ranks in runs for rank in ranks]
     late = [text for text in told if "collective 1" in text or "collective 2" in text]
     assert late and all(text.startswith("step 1, attempt 0: 4 of 4 gradients") for text in late)
     assert any("group" in line and line.endswith(" s") for line in late[0].splitlines())
-
-    monkeypatch.setattr(worker, "STALL", 0.02)
-    event, calls = threading.Event(), []
-
-    def is_late():
-        calls.append(1)
-        if len(calls) == 3:
-            event.set()
-
-    worker.Worker(lambda: None).wait_for(event, is_late)
-    assert len(calls) == 3

@@ -46,6 +46,19 @@ def test_a_worker_sleeps_when_there_is_nothing_to_do_and_ends_with_its_owner():
     assert found() is None and not thread.is_alive()
 
 
+def test_a_long_wait_is_told_again_and_again(monkeypatch):
+    monkeypatch.setattr("hvd_adaptive.run.worker.STALL", 0.02)
+    event, calls = threading.Event(), []
+
+    def is_late():
+        calls.append(1)
+        if len(calls) == 3:
+            event.set()
+
+    Worker(lambda: None).wait_for(event, is_late)
+    assert len(calls) == 3
+
+
 def test_a_worker_starts_again_after_a_fork():
     work = Counting(1)
     worker = Worker(lambda: work)

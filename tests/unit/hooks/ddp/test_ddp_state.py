@@ -1,4 +1,4 @@
-"""The hook's state without other ranks: one process, arguments, what is pickled."""
+"""The hook's state without other ranks: arguments, what is pickled, names of wrapped models."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from torch.distributed.fsdp import fully_shard
 
 from hvd_adaptive import ALQ, QSGD
 from hvd_adaptive.ddp import CompressionState, compression_hook
+from hvd_adaptive.parts import plain_names
 
 
 def test_one_process_keeps_its_gradients(alone):
@@ -27,16 +28,12 @@ def test_one_process_keeps_its_gradients(alone):
     assert state.compressor.step == 0
 
 
-def test_what_is_no_compressor_is_refused():
-    with pytest.raises(ValueError, match=r"compressor='alq': must be a compressor"):
-        CompressionState("alq")
-    with pytest.raises(ValueError, match="process_set: must be None"):
-        CompressionState(QSGD(process_set=object()))
-
-
 @pytest.mark.parametrize(
     ("keywords", "told"),
     [
+        ({"compressor": "alq"}, "compressor='alq': must be a compressor"),
+        ({"compressor": ALQ}, "compressor=ALQ: is a class; give an instance"),
+        ({"compressor": QSGD(process_set=object())}, "process_set: must be None"),
         ({"named_parameters": nn.Linear(2, 2)}, "named_parameters: .* give model.named_parameters"),
         ({"named_parameters": nn.Linear(2, 2).parameters()}, "named_parameters: must hold .*pairs"),
         ({"process_group": "gloo"}, "process_group: must be a process group, not str"),
@@ -44,7 +41,7 @@ def test_what_is_no_compressor_is_refused():
 )
 def test_wrong_arguments(keywords, told):
     with pytest.raises(ValueError, match=told):
-        CompressionState(QSGD(bits=4), **keywords)
+        CompressionState(**{"compressor": QSGD(bits=4)} | keywords)
 
 
 def test_sharded_models_have_another_door(alone):
@@ -88,11 +85,6 @@ def test_a_compressor_serves_one_state():
         CompressionState(compressor)
     with pytest.raises(RuntimeError, match="serves a DistributedDataParallel model"):
         compressor.compress(torch.ones(2000))
-
-
-def test_a_closed_compressor_serves_again():
-    compressor = QSGD(bits=4)
-    CompressionState(compressor)
     compressor.close()
     assert CompressionState(compressor).compressor is compressor
 
@@ -123,3 +115,40 @@ def test_pickled(compressor):
 def test_an_iterator_that_cannot_be_pickled_is_an_error():
     with pytest.raises(TypeError):
         pickle.dumps(CompressionState(ALQ(update_steps=(n for n in range(3)))))
+
+
+def names_of(names, patterns=()):
+    return [name for name, _ in plain_names([(name, None) for name in names], patterns)]
+
+
+@pytest.mark.parametrize(
+    ("given", "plain"),
+    [
+        (["module.conv.weight", "module.fc.bias"], ["conv.weight", "fc.bias"]),
+        (["module._orig_mod.conv.weight"], ["conv.weight"]),
+        (["_orig_mod.module.a", "_orig_mod.module.b"], ["a", "b"]),
+        (["module.encoder._orig_mod.a", "module.head"], ["encoder.a", "head"]),
+        (["module.a", "b"], ["module.a", "b"]),  # a submodule of the net's own
+        (["a._orig_mod.w", "a.w"], ["a._orig_mod.w", "a.w"]),  # they would become equal
+        ([], []),
+    ],
+)
+def test_wrappers_are_removed(given, plain):
+    assert names_of(given) == plain
+
+
+def test_patterns_with_wrappers_keep_them():
+    assert names_of(["module.a", "module.b"], ["module.a*"]) == ["module.a", "module.b"]
+    assert names_of(["module._orig_mod.a"], ["module.*"]) == ["module.a"]
+
+
+def test_patterns_match_names_of_a_wrapped_model(alone, caplog):
+    net = nn.Sequential()
+    net.add_module("conv1", nn.Conv2d(1, 8, 3))
+    net.add_module("fc", nn.Linear(8, 8))
+    model = nn.parallel.DistributedDataParallel(net)
+    compressor = ALQ(bits=3, parameter_bits={"conv*": 4})
+    CompressionState(compressor, model.named_parameters())
+    assert not caplog.messages
+    CompressionState(ALQ(parameter_bits={"covn*": 4}), model.named_parameters())
+    assert "'covn*' matches no parameter; close names are 'conv1." in caplog.messages[0]

@@ -10,7 +10,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import torch
-from scheduler import Network, Schedule, ScheduledLock, ScheduledWorker
+from scheduler import Network, Schedule, work_in_schedule
 
 from hvd_adaptive.hooks.horovod.agreement import Agreement
 from hvd_adaptive.hooks.horovod.drive import HorovodDrive
@@ -35,7 +35,6 @@ class NamedNetwork(Network):
         self.names: list[str] = []
         self._numbers: dict[tuple[str, int], int] = {}
         self._used: list[Counter[str]] = [Counter() for _ in range(size)]
-        self._open: list[tuple[int, int]] = []  # what may end: number, rank
 
     def post_named(self, rank: int, name: str, kind: str, parts: list[torch.Tensor]) -> int:
         """Submit a collective, and return its number."""
@@ -48,22 +47,8 @@ class NamedNetwork(Network):
         self._used[rank][name] += 1
         number = self._numbers.setdefault(key, len(self._sent))
         if number == len(self._sent):
-            self._sent.append({})
             self.names.append(name)
-        for theirs, _ in self._sent[number].values():
-            assert theirs == kind, f"{name}: {kind} and {theirs}"
-        self._sent[number][rank] = kind, parts
-        if len(self._sent[number]) == self.size:
-            self._open += [(number, other) for other in range(self.size)]
-        self.version += 1
-        return number
-
-    def events(self) -> list[Callable[[], None]]:
-        return [functools.partial(self._end, at) for at in self._open]
-
-    def _end(self, at: tuple[int, int]) -> None:
-        self._open.remove(at)
-        super()._end(at)
+        return self._submit(number, rank, kind, parts)
 
 
 class Horovod:
@@ -142,16 +127,16 @@ class NamedBinding(RankContext):
         self, compressor, world, name: str, sizes: Sequence[int], op: str, dtype: torch.dtype
     ) -> None:
         super().__init__(compressor, world, f"hvd_adaptive.{name}")
-        shapes = {f"{name}.{index}": (size,) for index, size in enumerate(sizes)}
-        weights = [
-            (n, torch.nn.Parameter(torch.zeros(shape, dtype=dtype))) for n, shape in shapes.items()
-        ]
-        self.owner = Owner(weights, op, None, lambda: self)
+        named = {
+            f"{name}.{index}": torch.nn.Parameter(torch.zeros(size, dtype=dtype))
+            for index, size in enumerate(sizes)
+        }
+        self.owner = Owner(list(named.items()), op, None, lambda: self)
         self.agreement = Agreement(compressor, self.owner, world)
         self.abandoned, self.has_optimizer = AbandonedSteps(), True
         self.parameters = SimpleNamespace(is_sparse=lambda slot: False)
         members = [
-            Member(n, shape, dtype, compressor.parts.label_of(n)) for n, shape in shapes.items()
+            Member(n, tuple(p.shape), dtype, compressor.parts.label_of(n)) for n, p in named.items()
         ]
         self.layout = self.build_layout(members)
 
@@ -165,19 +150,11 @@ class Optimizer:
         self.world = NamedWorld(schedule, network, rank)
         self.binding = NamedBinding(compressor, self.world, name, sizes, op, dtype)
         self.driver = Driver(compressor)
-        self.driver.make_lock = functools.partial(ScheduledLock, schedule)
-        self.driver._worker = ScheduledWorker(
-            schedule, network, lambda: self.driver.drive, f"worker of {name} on {rank}"
-        )
+        work_in_schedule(self.driver, schedule, network, f"worker of {name} on {rank}")
         self._handles: dict[int, Any] = {}
 
-    def give_up(self) -> None:
-        """As ``Session.abandon``."""
-        self.driver.give_up()
-
     def begin(self) -> None:
-        """As ``Session._begin``."""
-        self.give_up()
+        """As ``Session._begin``; a step in progress is given up."""
         make = functools.partial(HorovodDrive, self.binding, layout=self.binding.layout)
         self.driver.start(make, on_cpu=True)
         self.placeholders = Placeholders(len(self.binding.layout.members))

@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 import json
-from contextlib import nullcontext
 from functools import partial
 from types import SimpleNamespace
-from unittest.mock import Mock
 
-import pytest
 import torch
 
 from hvd_adaptive.hooks.horovod.unfinished import AbandonedSteps
 from hvd_adaptive.transport.collectives import InFlight
-from hvd_adaptive.transport.horovod_world import Abandoned, HorovodWorld
+from hvd_adaptive.transport.horovod_world import HorovodWorld
 
 CPU = torch.device("cpu")
 
@@ -92,26 +89,6 @@ def test_what_others_have_in_flight_is_filled():
     assert hvd.told == [["b", "parts"]] and hvd.sent == ["c"]
     abandoned.end(world_of(hvd, generation))
     assert abandoned.attempt == 0 and not hvd.known  # all of it was waited for
-
-
-@pytest.mark.parametrize("waits_for", ["lengths", "lists", None])
-def test_a_collective_is_listed_until_it_ends(waits_for):
-    """An attempt may be given up while ranks exchange lists; None: by other ranks alone."""
-    hvd, abandoned, generation = Hvd([]), AbandonedSteps(), {}
-    hvd.known.add("of a")
-    abandoned.add_step(step_of(InFlight("a", "payloads", "of a")), generation)
-    world = world_of(hvd, generation)
-    if waits_for is not None:
-        error = Mock(side_effect=Abandoned("lists", "of lists", "allgather"))
-        setattr(world, {"lengths": "gather_equal", "lists": "wait"}[waits_for], error)
-    with nullcontext() if waits_for is None else pytest.raises(Abandoned):
-        abandoned.complete(world, "here", CPU)
-    for _ in range(2):
-        abandoned.complete(world_of(hvd, generation), "here", CPU)
-        assert hvd.told == [["a", "payloads"]]
-    hvd.done.add("of a")
-    abandoned.complete(world_of(hvd, generation), "here", CPU)
-    assert hvd.told == []
 
 
 def test_what_takes_a_collectives_place_is_the_same_operation():

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import json
-import time
+from types import SimpleNamespace
 
 import pytest
 import torch
 
 from hvd_adaptive import ALQ, ORQ, QSGD
-from hvd_adaptive.hooks.horovod.agreement import _everyone
+from hvd_adaptive.hooks.horovod import agreement
 from hvd_adaptive.hooks.horovod.placeholder import disagreement, position
 from hvd_adaptive.run.agreement import ADVICE, LONGEST, describe, differences
 
@@ -62,54 +62,54 @@ def test_many_and_long_differences_are_cut():
     assert one != other and len(one) == len(other) <= LONGEST
 
 
-class Horovod:
-    """A rank whose fellows send what they are told to, or do not answer."""
+class World:
+    """Rank 0 of two, of which the other one sends what this one sends, or ends otherwise."""
 
-    is_left = False
+    size, rank, is_left = 2, 0, False
 
-    def __init__(self, world_size: int, fellows=None) -> None:
-        self.process_set, self.size = self, world_size
-        self.ranks, self.fellows, self.asked = list(range(world_size)), fellows, []
+    def __init__(self, end: str) -> None:
+        self.end, self.asked = end, 0
+        self.process_set = SimpleNamespace(ranks=[0, 1])
 
     def allgather(self, data, name):
-        self.asked.append(name)
+        self.asked += 1
         return torch.cat([data] * self.size)
 
     def poll(self, handle):
-        return self.fellows is None
+        self.is_left = self.end == "the step is given up"
+        return self.end not in ("no answer", "the step is given up")
 
     def synchronize(self, handle):
+        if self.end != "the same settings":
+            raise RuntimeError(self.end)
         return handle
 
 
-def test_one_round_where_all_are_alike():
-    world, own = Horovod(3), described(QSGD(bits=3))
-    assert _everyone(world, own, "n", 5.0) == [own] * 3
-    assert world.asked == ["n"]
+def find_out(world: World) -> str:
+    """What ranks find that differ in the step."""
+    groups = SimpleNamespace(name="test.0", prepare=lambda step: None)
+    own = agreement.Agreement(QSGD(bits=3), None, world)
+    return own.find_out(groups, 0, reduced(0, (5, 6), (9, 9)))
 
 
-def test_nobody_answers():
-    world = Horovod(2, "away")
-    assert _everyone(world, described(QSGD(bits=3)), "n", 0.01) is None
-    world.is_left = True  # the step was given up
-    begin = time.monotonic()
-    assert _everyone(world, described(QSGD(bits=3)), "n", 60.0) is None
-    assert time.monotonic() < begin + 30
+@pytest.mark.parametrize(
+    "end",
+    [
+        "the same settings",
+        "no answer",
+        "the step is given up",
+        "Allgather is not supported with Join at this time.",
+    ],
+)
+def test_ranks_that_cannot_find_out_ask_once(end, monkeypatch):
+    monkeypatch.setattr(agreement, "SECONDS", 0.01 if end == "no answer" else 60.0)
+    world = World(end)
+    assert find_out(world) == "" and world.asked == 1
 
 
-@pytest.mark.parametrize("told", ["Allgather is not supported with Join at this time.", "died"])
-def test_a_rank_that_has_joined_or_died(told):
-    world = Horovod(2)
-
-    def fail(handle):
-        raise RuntimeError(told)
-
-    world.synchronize = fail
-    if "Join" in told:
-        assert _everyone(world, {}, "n", 1.0) is None
-    else:
-        with pytest.raises(RuntimeError, match="died"):
-            _everyone(world, {}, "n", 1.0)
+def test_an_error_of_the_network_is_raised():
+    with pytest.raises(RuntimeError, match="a rank died"):
+        find_out(World("a rank died"))
 
 
 def reduced(slot: int, steps: tuple[int, ...], marks: tuple[int, ...], turned: int = 0):

@@ -67,7 +67,7 @@ class Rank:
                         optimizer.forget_handles()
                     self.schedule.pause()
                     for net in self.orders(self.number):
-                        self.optimizers[net].give_up()
+                        self.optimizers[net].driver.give_up()
                 for net in self.orders(self.number):
                     self.stepping = net
                     averages = self.optimizers[net].step()
