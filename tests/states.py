@@ -19,8 +19,10 @@ def through_disk(state: dict) -> dict:
 def plain(value: Any) -> Any:
     """What compares bit for bit, NaN included."""
     if isinstance(value, torch.Tensor):
-        flat = torch.empty(value.numel(), dtype=value.dtype).copy_(value.detach().reshape(-1))
-        return str(value.dtype), tuple(value.shape), flat.view(torch.uint8).numpy().tobytes()
+        flat = torch.empty(value.numel(), dtype=value.dtype, device="cpu")
+        flat.copy_(value.detach().reshape(-1))
+        kind = str(value.dtype), str(value.device), tuple(value.shape)
+        return kind, flat.view(torch.uint8).numpy().tobytes()
     if isinstance(value, dict):
         return {name: plain(of_name) for name, of_name in value.items()}
     if isinstance(value, list | tuple):

@@ -10,6 +10,7 @@ import pytest
 import torch
 from hostile_buckets import BUCKET, DENORMAL, HUGE, NOT_FINITE, ZEROS, normal, with_value
 from scheme_cases import schemes
+from simulated_steps import take_step
 
 from hvd_adaptive import ECDQ
 from hvd_adaptive.simulate.ranks import Ranks
@@ -103,14 +104,9 @@ class TwoRanks:
 
     def step(self, step: int, *gradients: torch.Tensor | list[torch.Tensor]) -> torch.Tensor:
         """Average the ranks' buckets; a single one stands in all places."""
-        for rank, own in enumerate(gradients):
-            buckets = own if isinstance(own, list) else [own] * self.buckets
-            self.parameter.grad = torch.cat(buckets)
-            self.ranks.take(rank)
-        if self.ranks.due(step):
-            self.ranks.refit(step)
-        self.ranks.average(step)
-        return self.parameter.grad
+        everyone = [own if isinstance(own, list) else [own] * self.buckets for own in gradients]
+        own = [[torch.cat(buckets)] for buckets in everyone]
+        return take_step(self.ranks, step, [self.parameter], own)[0]
 
 
 def warned(caplog) -> list[str]:

@@ -15,6 +15,7 @@ from hypothesis import event, example, given, settings
 from hypothesis import strategies as st
 from scheme_cases import CASES
 from settings_objects import exchange_of
+from simulated_steps import take_step
 from states import plain, through_disk
 
 from hvd_adaptive import ScatterReduce, Tuning
@@ -97,17 +98,16 @@ class Run:
 
     def step(self, step: list[list[str]]) -> list[torch.Tensor]:
         """Take a step with gradients of these kinds, by rank and parameter; return the averages."""
-        number = self.compressor.step
+        number, gradients = self.compressor.step, []
         for rank, of_rank in enumerate(step):
-            for (name, p), kind in zip(self.parameters.items(), of_rank, strict=True):
-                own = GRADIENTS[kind](SIZES[name], 100 * number + rank)
-                p.grad = None if own is None else own.to(self.dtype)
-            self.ranks.take(rank)
-        if self.ranks.due(number):
-            self.ranks.refit(number)
-        self.ranks.average(number)
+            own = [
+                GRADIENTS[kind](size, 100 * number + rank)
+                for kind, size in zip(of_rank, SIZES.values(), strict=True)
+            ]
+            gradients.append([None if g is None else g.to(self.dtype) for g in own])
+        averages = take_step(self.ranks, number, list(self.parameters.values()), gradients)
         self.compressor.step += 1
-        return [p.grad.clone() for p in self.parameters.values()]
+        return averages
 
     def change(self, **settings: Any) -> None:
         """Change settings; the step after it takes them."""

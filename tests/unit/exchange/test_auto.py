@@ -55,23 +55,17 @@ def test_plain_exchanges_average_in_rank_order(kind, size, dtype):
 
 def test_the_fastest_for_each_size_and_the_most_exact_of_equals():
     seconds = {
-        "float32": (0.001, 0.100),
+        "float32": (0.0011, 0.100),
         "bfloat16": (0.001, 0.060),
         "allgather": (0.0015, 0.030),
         "scatter_reduce": (0.003, 0.0290),
     }
     auto = chosen(RankInfo(4, 0), seconds)
     assert auto.is_set_up
-    assert auto.choice(SIZES[0]) == "float32", "as fast as bfloat16, and exact"
+    assert auto.choice(SIZES[0]) == "bfloat16", "a tenth faster"
     assert auto.choice(SIZES[1]) == "allgather", "within 5 %, and quantised once"
     assert auto.forecast(SIZES[1])["bfloat16"] == pytest.approx(0.060)
     assert auto.forecast(SIZES[0])["scatter_reduce"] == pytest.approx(0.003)
-
-
-def test_a_tenth_faster_is_faster():
-    seconds = dict.fromkeys(("float32", "bfloat16", "allgather", "scatter_reduce"), (1.0, 1.0))
-    auto = chosen(RankInfo(4, 0), seconds | {"bfloat16": (0.9, 0.99)})
-    assert auto.choice(SIZES[0]) == "bfloat16" and auto.choice(SIZES[1]) == "float32"
 
 
 def test_all_ranks_choose_alike_and_plain_groups_quantise_nothing(caplog):
@@ -143,29 +137,25 @@ def test_two_ranks_gather_or_compress_nothing():
 
 
 @pytest.mark.parametrize(
-    ("ranks", "keywords", "nodes"),
+    ("ranks", "keywords", "nodes", "may_find_nodes"),
     [
-        (2, {}, ()),
-        (5, {}, ()),
-        (4, {"error_feedback": 0.1}, ()),
-        (4, {}, (0, 1, 2, 3)),
-        (4, {}, (0, 0, 0, 0)),
+        (2, {}, (), False),
+        (5, {}, (), False),
+        (4, {"error_feedback": 0.1}, (), False),
+        (4, {}, (0, 1, 2, 3), False),
+        (4, {}, (0, 0, 0, 0), False),
+        (4, {}, (0, 0, 1, 1), True),
+        (4, {}, (), True),
     ],
 )
-def test_only_what_may_be_chosen_is_bounded(ranks, keywords, nodes):
+def test_only_what_may_be_chosen_is_bounded(ranks, keywords, nodes, may_find_nodes):
     """Nodes have as many ranks each: a prime number of ranks has none to speak of."""
     codec, size = QSGD(bits=4, bucket_size=512, **keywords).parts.default, (512, 0, torch.float32)
     kinds = [Plain, Half, AllgatherExchange] + [ScatterReduceExchange] * (ranks > 2)
     most = max(kind(RankInfo(ranks, 0)).in_flight_bytes(codec, *size) for kind in kinds)
-    assert HierarchicalExchange(RankInfo(ranks, 0)).in_flight_bytes(codec, *size) > most
-    assert AutoExchange(RankInfo(ranks, 0, nodes)).in_flight_bytes(codec, *size) == most
-
-
-@pytest.mark.parametrize("nodes", [(), (0, 0, 1, 1)])
-def test_nodes_that_may_be_found_are_bounded(nodes):
-    size = CODEC, 512, 0, torch.float32
-    bound = HierarchicalExchange(RankInfo(4, 0)).in_flight_bytes(*size)
-    assert AutoExchange(RankInfo(4, 0, nodes)).in_flight_bytes(*size) == bound
+    of_nodes = HierarchicalExchange(RankInfo(ranks, 0)).in_flight_bytes(codec, *size)
+    found = AutoExchange(RankInfo(ranks, 0, nodes)).in_flight_bytes(codec, *size)
+    assert of_nodes > most and found == (of_nodes if may_find_nodes else most)
 
 
 def test_a_layout_that_fits_what_may_be_chosen():

@@ -7,13 +7,16 @@ import weakref
 
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 from parcels import outcomes, parcel
 
 from hvd_adaptive import QSGD, PayloadError, ScatterReduce
 from hvd_adaptive.exchange.auto import Half, Plain
 from hvd_adaptive.exchange.exchange import AllgatherExchange, FailedElsewhereError, RankInfo
 from hvd_adaptive.exchange.hierarchical import HierarchicalExchange
-from hvd_adaptive.exchange.scatter_reduce import ScatterReduceExchange
+from hvd_adaptive.exchange.scatter_reduce import ScatterReduceExchange, cut
+from hvd_adaptive.exchange.shard_reduce import ShardReduce
 from hvd_adaptive.monitor import StepMeter
 
 RANKS, BUCKET, STEPS = 4, 64, 127
@@ -40,18 +43,22 @@ def sent(flats, quantized, **own):
     return [parcel(CODEC, flat, quantized, 1 / RANKS, **own) for flat in flats]
 
 
+def begun(method: str, ways, parcels, flats) -> list:
+    """What each rank does, "average" or "reduce"."""
+    return [
+        getattr(way, method)(own, flat, flat[: own.quantized])
+        for way, own, flat in zip(ways, parcels, flats, strict=True)
+    ]
+
+
 # Buckets: none, fewer than ranks, as many, and a partial one; without and with a full section.
 @pytest.mark.parametrize("full", [0, 3, 90])
 @pytest.mark.parametrize("quantized", [0, 50, 128, 256, 999])
 def test_reduce_alone_gives_each_rank_the_average_of_its_chunk(quantized, full):
     """Chunks end where whole buckets end, and together they are the group."""
     flats = drawn(quantized + full)
-    found = outcomes(
-        [
-            ScatterReduceExchange(RankInfo(RANKS, rank)).reduce(p, flat, flat[:quantized])
-            for rank, (p, flat) in enumerate(zip(sent(flats, quantized), flats, strict=True))
-        ]
-    )
+    ways = map(KINDS["scatter_reduce"], range(RANKS))
+    found = outcomes(begun("reduce", ways, sent(flats, quantized), flats))
     exact = torch.stack(flats).double().mean(dim=0)
     buckets, edges, full_edges = -(-quantized // BUCKET), [], []
     for owner in range(RANKS + 1):
@@ -71,12 +78,8 @@ def test_reduce_alone_gives_each_rank_the_average_of_its_chunk(quantized, full):
 def test_reduce_then_gather_are_the_average(kind):
     flats, ways = drawn(1000), [KINDS[kind](rank) for rank in range(RANKS)]
     parcels = sent(flats, 900)
-    whole = outcomes(
-        [w.average(p, f, f[:900]) for w, p, f in zip(ways, parcels, flats, strict=True)]
-    )
-    means = outcomes(
-        [w.reduce(p, f, f[:900]) for w, p, f in zip(ways, parcels, flats, strict=True)]
-    )
+    whole = outcomes(begun("average", ways, parcels, flats))
+    means = outcomes(begun("reduce", ways, parcels, flats))
     parts = outcomes([w.gather(p, m) for w, p, m in zip(ways, parcels, means, strict=True)])
     for one, two in zip(whole, parts, strict=True):
         assert torch.equal(one, whole[0]) and torch.equal(one, two)
@@ -85,9 +88,7 @@ def test_reduce_then_gather_are_the_average(kind):
 def test_what_reduce_could_not_read_ends_gather_on_all_ranks():
     flats, parcels = drawn(1000), sent(drawn(1000), 900)
     ways = [ScatterReduceExchange(RankInfo(RANKS, rank)) for rank in range(RANKS)]
-    means = outcomes(
-        [w.reduce(p, f, f[:900]) for w, p, f in zip(ways, parcels, flats, strict=True)]
-    )
+    means = outcomes(begun("reduce", ways, parcels, flats))
     means[2] = PayloadError("rank 0's payload is damaged")
     found = outcomes([w.gather(p, m) for w, p, m in zip(ways, parcels, means, strict=True)])
     assert found[2] is means[2]
@@ -125,33 +126,51 @@ def test_ranks_that_exchange_are_named_by_the_parcel(kind):
     assert [parcels[0].key(rank_info) for rank_info in range(4)] == [
         instance.key(0, number, 0, 0) for number in numbers
     ]
-    averaging = [
-        make(rank).average(p, f, f[:900])
-        for rank, (p, f) in enumerate(zip(parcels, flats, strict=True))
-    ]
-    found = outcomes(averaging)
+    found = outcomes(begun("average", map(make, range(RANKS)), parcels, flats))
     assert torch.allclose(found[0], torch.stack(flats).mean(dim=0), atol=0.1)
     # A rank that takes them for ranks 0 to 3 sees payloads of others.
-    averaging = [
-        make(rank).average(p, f, f[:900])
-        for rank, (p, f) in enumerate(
-            zip([*parcels[:3], *sent(flats, 900)[3:]], flats, strict=True)
-        )
-    ]
-    assert all(isinstance(error, PayloadError) for error in outcomes(averaging))
+    parcels = [*parcels[:3], *sent(flats, 900)[3:]]
+    found = outcomes(begun("average", map(make, range(RANKS)), parcels, flats))
+    assert all(isinstance(error, PayloadError) for error in found)
 
 
 def test_payloads_are_counted_once():
-    flats, meters = drawn(1000), [StepMeter() for _ in range(RANKS)]
-    parcels = [
-        parcel(CODEC, flat, 900, 1 / RANKS, meter=meter, index=3)
-        for flat, meter in zip(flats, meters, strict=True)
-    ]
-    requests = [
-        next(AllgatherExchange(RankInfo(RANKS, rank)).average(p, f, f[:900]))
-        for rank, (p, f) in enumerate(zip(parcels, flats, strict=True))
-    ]
-    for request, meter in zip(requests, meters, strict=True):
-        meter.finish()
-        assert meter.report()["payload_bytes"] == request.data.size
-        assert 0 < meter.report()["relative_error"] < 1e-3
+    (flat, *_), meter = drawn(1000), StepMeter()
+    own = parcel(CODEC, flat, 900, 1 / RANKS, meter=meter, index=3)
+    request = next(KINDS["allgather"](0).average(own, flat, flat[:900]))
+    meter.finish()
+    assert meter.report()["payload_bytes"] == request.data.size
+    assert 0 < meter.report()["relative_error"] < 1e-3
+
+
+@given(st.integers(0, 5000), st.integers(0, 300), st.integers(1, 700), st.integers(1, 9))
+def test_chunks_cover_a_group_in_order(quantized, full, bucket, owners):
+    """Each coordinate once, ends at bucket boundaries, sizes as even as whole buckets allow."""
+    chunks = cut(quantized, full, bucket, owners)
+    assert len(chunks) == owners
+    assert [i for c in chunks for i in range(c.begin, c.end)] == list(range(quantized))
+    places = [i for c in chunks for i in range(c.full_begin, c.full_end)]
+    assert places == list(range(quantized, quantized + full))
+    assert all(c.begin % bucket == 0 or c.begin == quantized for c in chunks)
+    buckets = [-(-c.quantized // bucket) for c in chunks]
+    assert sum(buckets) == -(-quantized // bucket)
+    assert max(buckets) - min(buckets) <= 1
+    assert max(c.full for c in chunks) - min(c.full for c in chunks) <= 1
+
+
+@given(st.integers(0, 900), st.integers(0, 50), st.integers(1, 100), st.integers(1, 5))
+def test_put_is_the_inverse_of_of(quantized, full, bucket, owners):
+    flat = torch.arange(quantized + full, dtype=torch.float64)
+    out = torch.full_like(flat, -1)
+    for chunk in cut(quantized, full, bucket, owners):
+        own = flat.new_empty(chunk.coordinates)
+        chunk.take(flat, own)
+        assert own.numel() == chunk.coordinates
+        chunk.put(own, out)
+    assert torch.equal(out, flat)
+
+
+def test_shards_are_even_parts_of_both_sections():
+    chunks = ShardReduce(RankInfo(3, 1))._chunks(CODEC, 12, 6)
+    found = [(c.begin, c.end, c.full_begin, c.full_end) for c in chunks]
+    assert found == [(0, 4, 12, 14), (4, 8, 14, 16), (8, 12, 16, 18)]

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 from scheme_cases import CASES, EVERY, scheme
+from simulated_steps import take_step
 
 from hvd_adaptive import Hierarchical, ScatterReduce, instances
 from hvd_adaptive.simulate import Ranks
@@ -72,20 +73,15 @@ def gradient(rank: int, step: int, rows: torch.Tensor) -> torch.Tensor:
 
 def averages(compressor, rows: torch.Tensor, steps: int = 2) -> list[torch.Tensor]:
     """Of a table, and of a partial bucket behind it."""
-    table = torch.nn.Parameter(torch.zeros(ROWS, WIDTH))
-    rest = torch.nn.Parameter(torch.zeros(1500))
-    ranks, found = Ranks([("table", table), ("rest", rest)], compressor, RANKS), []
+    parameters = [torch.nn.Parameter(torch.zeros(shape)) for shape in ((ROWS, WIDTH), (1500,))]
+    rest = torch.linspace(-1, 1, 1500)
+    rest[1400:] = 0.0
+    ranks, found = Ranks(zip(("table", "rest"), parameters, strict=True), compressor, RANKS), []
     for step in range(steps):
-        for rank in range(RANKS):
-            table.grad = gradient(rank, step, rows)
-            rest.grad = torch.linspace(-1, 1, 1500)
-            rest.grad[1400:] = 0.0
-            ranks.take(rank)
-        if ranks.due(step):
-            ranks.refit(step)
-        ranks.average(step)
-        assert not rest.grad[1400:].any() or not compressor.settings.keep_zeros
-        found.append(table.grad.clone())
+        gradients = [(gradient(rank, step, rows), rest.clone()) for rank in range(RANKS)]
+        table, of_rest = take_step(ranks, step, parameters, gradients)
+        assert not of_rest[1400:].any() or not compressor.settings.keep_zeros
+        found.append(table)
     return found
 
 
@@ -140,35 +136,6 @@ def test_averages_of_zeros_cost_no_codes():
         average = gradient(0, 0, rows).view(-1)
         sizes[keep] = second.payloads.encode(average, average.numel(), 1).bytes.numel()
     assert sizes[True] < 0.6 * sizes[False]
-
-
-@pytest.mark.parametrize("name", EVERY)
-def test_adam_leaves_unused_rows_of_an_embedding_as_they_are(name):
-    """Also the padding row. Adam would make a step of the learning rate of the least number."""
-    torch.manual_seed(0)
-    table = torch.nn.Embedding(2000, 64, padding_idx=0)
-    head = torch.nn.Linear(64, 5)
-    before = table.weight.detach().clone()
-    parameters = [("table", table.weight), ("head", head.weight)]
-    ranks = Ranks(parameters, made(name, bucket_size=8192), 2)
-    optimizer = torch.optim.Adam([p for _, p in parameters], lr=0.01)
-    used = torch.zeros(2000, dtype=torch.bool)
-    for step in range(2):
-        for rank in range(2):
-            generator = torch.Generator().manual_seed(10 * step + rank)
-            words = torch.randint(0, 999, (16, 20), generator=generator)
-            used[words.unique()] = True
-            optimizer.zero_grad()
-            scores = head(table(words).mean(dim=1))
-            torch.nn.functional.cross_entropy(scores, words.sum(dim=1) % 5).backward()
-            ranks.take(rank)
-        if ranks.due(step):
-            ranks.refit(step)
-        ranks.average(step)
-        optimizer.step()
-    used[0] = False
-    assert torch.equal(table.weight[~used], before[~used]) and (~used).sum() > 1000
-    assert (table.weight[used] != before[used]).float().mean() > 0.05
 
 
 def test_the_page_says_which_schemes_keep_zeros():

@@ -6,6 +6,7 @@ import pytest
 import torch
 from parcels import parcel
 from settings_objects import exchange_of
+from simulated_steps import take_step
 
 from hvd_adaptive import ALQ, QSGD, Hierarchical, SparseSGD, simulate
 from hvd_adaptive.coding.payload import OwnedBuffer
@@ -13,7 +14,6 @@ from hvd_adaptive.exchange.auto import EXCHANGES, name_of_exchange
 from hvd_adaptive.exchange.exchange import AllgatherExchange, RankInfo
 from hvd_adaptive.exchange.hierarchical import HierarchicalExchange
 from hvd_adaptive.exchange.scatter_reduce import ScatterReduceExchange
-from hvd_adaptive.exchange.shard_reduce import ShardReduce
 from hvd_adaptive.options import EXCHANGE_NAMES
 from hvd_adaptive.simulate.stages import together
 from hvd_adaptive.transport.collectives import AllGather, AllToAll
@@ -25,20 +25,15 @@ SIZES = (5000, 30, 1, 2300)
 
 def averaged(compressor, workers: int, dtype=torch.float32, steps=1, sizes=SIZES):
     """Ranks' gradients and their average, as vectors, by parameter."""
-    named = [(str(i), torch.nn.Parameter(torch.zeros(n, dtype=dtype))) for i, n in enumerate(sizes)]
-    ranks, exact = simulate.Ranks(named, compressor, workers), []
-    generator = torch.Generator().manual_seed(1)
+    parameters = [torch.nn.Parameter(torch.zeros(n, dtype=dtype)) for n in sizes]
+    ranks = simulate.Ranks([(str(i), p) for i, p in enumerate(parameters)], compressor, workers)
+    draw, gradients, found = torch.Generator().manual_seed(1), [], []
     for step in range(steps):
-        exact = [torch.zeros(n, dtype=torch.float64) for n in sizes]
-        for rank in range(workers):
-            for total, (_, p) in zip(exact, named, strict=True):
-                p.grad = torch.randn(p.numel(), generator=generator).to(dtype)
-                total += p.grad.double() / workers
-            ranks.take(rank)
-        if ranks.due(step):
-            ranks.refit(step)
-        ranks.average(step)
-    return exact, [p.grad for _, p in named]
+        gradients = [
+            [torch.randn(n, generator=draw).to(dtype) for n in sizes] for _ in range(workers)
+        ]
+        found = take_step(ranks, step, parameters, gradients)
+    return [torch.stack(own).double().mean(dim=0) for own in zip(*gradients, strict=True)], found
 
 
 @pytest.mark.many
@@ -132,12 +127,6 @@ def test_collectives_are_as_many_as_are_sent(make):
     assert len(asked) == 4 * exchanges[0].collectives(1000)
 
 
-def test_shards_are_even_parts_of_both_sections():
-    chunks = ShardReduce(RankInfo(3, 1))._chunks(QSGD(bits=4).parts.default, 12, 6)
-    found = [(c.begin, c.end, c.full_begin, c.full_end) for c in chunks]
-    assert found == [(0, 4, 12, 14), (4, 8, 14, 16), (8, 12, 16, 18)]
-
-
 @pytest.mark.parametrize(("factor", "wanted"), [(0.5, 65504.0), (1.0, torch.inf)])
 def test_narrowed_limits_averages_of_two_ranks_and_no_sums(factor, wanted):
     own = parcel(QSGD(bits=4).parts.default, torch.zeros(4, dtype=torch.float16), 4, factor)
@@ -157,10 +146,10 @@ def test_refuses(keywords, message):
         QSGD(**keywords)
 
 
-@pytest.mark.parametrize("per_node", [None, 3])
-def test_refuses_nodes_that_cannot_be(per_node):
-    with pytest.raises(ValueError, match="ranks_per_node"):
-        averaged(QSGD(exchange=Hierarchical(ranks_per_node=per_node)), 4)
+def test_refuses_nodes_that_cannot_be():
+    for per_node in (None, 3):
+        with pytest.raises(ValueError, match="ranks_per_node"):
+            averaged(QSGD(exchange=Hierarchical(ranks_per_node=per_node)), 4)
 
 
 def test_borrowed_memory_is_refused():
@@ -183,19 +172,10 @@ def test_memory_to_send_is_its_own():
     assert whole.bytes[4:8].eq(7).all() and part.size == 4 and whole.size == 10
 
 
-@pytest.mark.parametrize(
-    ("ranks", "expected"),
-    [(1, "allgather"), (3, "allgather"), (4, "scatter_reduce"), (1000, "scatter_reduce")],
-)
-def test_the_number_of_ranks_decides(ranks, expected):
-    assert name_of_exchange(ALQ().settings, ranks) == expected
-
-
-@pytest.mark.parametrize("name", EXCHANGES)
-def test_a_given_exchange_is_kept(name):
-    assert all(name_of_exchange(ALQ(exchange=name).settings, n) == name for n in (2, 64))
-
-
-def test_the_report_names_it():
+def test_the_number_of_ranks_decides_unless_an_exchange_is_given():
+    for ranks, chosen in {1: "allgather", 3: "allgather", 4: "scatter_reduce"}.items():
+        assert name_of_exchange(ALQ().settings, ranks) == chosen
+    for name in EXCHANGES:
+        assert all(name_of_exchange(ALQ(exchange=name).settings, n) == name for n in (2, 64))
     assert ALQ().report()["exchange"] is None
     assert ALQ(exchange="auto").report()["exchange"] == "auto"

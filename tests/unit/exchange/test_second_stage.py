@@ -8,10 +8,12 @@ import numpy as np
 import pytest
 import torch
 from scheme_cases import PAPER, scheme
+from simulated_steps import take_step
+from test_exchanges import averaged
 
-from hvd_adaptive import ALQ, EDEN, QSGD, ScatterReduce, SparseSGD, simulate
+from hvd_adaptive import ALQ, EDEN, QSGD, Hierarchical, ScatterReduce, SparseSGD, simulate
 from hvd_adaptive.codec import second_stage
-from hvd_adaptive.codec.second_stage import default_bits, references
+from hvd_adaptive.codec.second_stage import FULL_PRECISION, default_bits, references
 from hvd_adaptive.levels import (
     averaged_law,
     expected_variance,
@@ -51,18 +53,12 @@ def laplacian(seed: int) -> torch.Tensor:
 
 def squared_error(compressor, workers: int, aligned: bool, steps: int = 2, draw=normal) -> float:
     """Of the average, summed over steps with gradients that are alike or independent."""
-    weight = torch.nn.Parameter(torch.zeros(COORDINATES))
+    weight, total = torch.nn.Parameter(torch.zeros(COORDINATES)), 0.0
     ranks = simulate.Ranks([("w", weight)], compressor, workers)
-    total = 0.0
     for step in range(steps):
-        for rank in range(workers):
-            weight.grad = draw(step if aligned else 100 * step + rank)
-            ranks.take(rank)
-        if ranks.due(step):
-            ranks.refit(step)
-        exact = ranks.flats[0].double().mean(dim=0)
-        ranks.average(step)
-        total += float((weight.grad.double() - exact).square().sum())
+        own = [draw(step if aligned else 100 * step + rank) for rank in range(workers)]
+        (average,) = take_step(ranks, step, [weight], [[v] for v in own])
+        total += float((average - torch.stack(own).double().mean(dim=0)).square().sum())
     return total
 
 
@@ -128,10 +124,11 @@ def test_bits_by_hand_for_uniform_levels():
         assert default_bits(codec, ranks) == 2 + int(np.argmax(saved <= 0.75))
 
 
-@pytest.mark.parametrize("value", [1, 9, 2.0, True, "4", 0, 16])
-def test_refuses_other_bits(value):
-    with pytest.raises(ValueError, match=r"second_stage_bits=.*: must be an integer from 2 to 8"):
-        ScatterReduce(second_stage_bits=value)
+def test_refuses_other_bits():
+    for value in (1, 9, 2.0, True, "4", 0, 16):
+        told = "second_stage_bits=.*: must be an integer from 2 to 8"
+        with pytest.raises(ValueError, match=told):
+            ScatterReduce(second_stage_bits=value)
 
 
 @pytest.mark.parametrize(("index", "kurtosis"), [(0, 3), (1, 6)], ids=["normal", "laplacian"])
@@ -145,63 +142,50 @@ def test_the_references(size, index, kurtosis):
     assert abs(float((v[:-1] * v[1:]).mean())) < 0.05, "neighbours are not alike"
 
 
-class TestAveragedLaw:
-    """Against averages that were really decoded."""
+def laws(norm: str, own: str, workers: int) -> tuple[Histogram, Histogram]:
+    """The true law of averages of heavy-tailed buckets that were decoded, and averaged_law's."""
+    generator = np.random.default_rng(1)
+    levels = LEVELS[norm]
+    signed = np.concatenate([-levels[::-1], levels])
 
-    def laws(self, norm: str, own: str, workers: int) -> tuple[Histogram, Histogram]:
-        """The true law of heavy-tailed buckets' averages, and averaged_law's."""
-        generator = np.random.default_rng(1)
-        levels = LEVELS[norm]
-        signed = np.concatenate([-levels[::-1], levels])
+    def scaled(v, norm):
+        return v / np.linalg.norm(v, 2 if norm == "l2" else np.inf, axis=1, keepdims=True)
 
-        def scaled(v, norm):
-            scale = np.linalg.norm(v, axis=1) if norm == "l2" else np.abs(v).max(axis=1)
-            return v / scale[:, None]
+    def unit():
+        return scaled(generator.standard_t(5, size=(64, 4096)), norm)
 
-        def unit():
-            return scaled(generator.standard_t(5, size=(64, 4096)), norm)
+    def decoded(v):
+        up = np.clip(np.searchsorted(signed, v), 1, signed.size - 1)
+        low, high = signed[up - 1], signed[up]
+        return np.where(generator.random(v.shape) * (high - low) < v - low, high, low)
 
-        def decoded(v):
-            up = np.clip(np.searchsorted(signed, v), 1, signed.size - 1)
-            low, high = signed[up - 1], signed[up]
-            return np.where(generator.random(v.shape) * (high - low) < v - low, high, low)
+    same = unit()
+    alike = sum(decoded(same) for _ in range(workers)) / workers
+    independent = sum(decoded(unit()) for _ in range(workers)) / workers
+    truth = np.abs(np.concatenate([scaled(a, own) for a in (alike, independent)])).clip(max=1)
+    given = Histogram.from_samples(np.abs(same))
+    return Histogram.from_samples(truth), averaged_law(given, levels, True, workers, norm, own)
 
-        same = unit()
-        averages = [
-            sum(decoded(same) for _ in range(workers)) / workers,
-            sum(decoded(unit()) for _ in range(workers)) / workers,
-        ]
-        truth = np.abs(np.concatenate([scaled(a, own) for a in averages])).clip(max=1)
-        given = Histogram.from_samples(np.abs(same))
-        return (
-            Histogram.from_samples(truth),
-            averaged_law(given, levels, True, workers, norm, own),
-        )
 
-    @pytest.mark.parametrize("norm", ["l2", "linf"])
-    @pytest.mark.parametrize("workers", [2, 6])
-    def test_variance_of_a_table_under_it(self, norm, workers):
-        truth, law = self.laws(norm, norm, workers)
-        for table in (LEVELS[norm], np.geomspace(1e-3, 1, 16), np.linspace(0.01, 1, 32)):
-            want = expected_variance(table, truth, True)
-            assert expected_variance(table, law, True) == pytest.approx(want, rel=0.1)
+@pytest.mark.parametrize("norm", ["l2", "linf"])
+@pytest.mark.parametrize("workers", [2, 6])
+def test_variance_of_a_table_under_the_law_of_averages(norm, workers):
+    truth, law = laws(norm, norm, workers)
+    for table in (LEVELS[norm], np.geomspace(1e-3, 1, 16), np.linspace(0.01, 1, 32)):
+        want = expected_variance(table, truth, True)
+        assert expected_variance(table, law, True) == pytest.approx(want, rel=0.1)
 
-    @pytest.mark.parametrize(("bits", "most"), [(3, 0.05), (5, 0.05), (7, 0.2)])
-    @pytest.mark.parametrize("workers", [2, 6])
-    def test_a_book_for_another_norm_is_little_longer(self, workers, bits, most):
-        """Of uniform levels, which are not fitted: its code lengths against the entropy. Variances
-        are a third too large there: buckets' largest coordinates differ, the law has but one."""
-        truth, law = self.laws("l2", "linf", workers)
-        levels = uniform_magnitudes(1 << (bits - 1), False)
-        p, q = (symbol_probabilities(levels, each, False) for each in (truth, law))
-        q = np.maximum(q, 2.0**-20) / np.maximum(q, 2.0**-20).sum()
-        entropy = -(p[p > 0] @ np.log2(p[p > 0]))
-        assert entropy < -(p @ np.log2(q)) < (1 + most) * entropy
 
-    def test_is_the_same_on_every_call(self):
-        law = Histogram.from_samples(np.linspace(0, 0.1, 500))
-        a, b = (averaged_law(law, [0.01, 1.0], True, 3, "l2") for _ in range(2))
-        assert np.array_equal(a.masses, b.masses)
+@pytest.mark.parametrize(("bits", "most"), [(3, 0.05), (5, 0.05), (7, 0.2)])
+@pytest.mark.parametrize("workers", [2, 6])
+def test_a_book_for_another_norm_is_little_longer(workers, bits, most):
+    """Of uniform levels, which are not fitted: its code lengths against the entropy. Variances
+    are a third too large there: buckets' largest coordinates differ, the law has but one."""
+    levels = uniform_magnitudes(1 << (bits - 1), False)
+    p, q = (symbol_probabilities(levels, law, False) for law in laws("l2", "linf", workers))
+    q = np.maximum(q, 2.0**-20) / np.maximum(q, 2.0**-20).sum()
+    entropy = -(p[p > 0] @ np.log2(p[p > 0]))
+    assert entropy < -(p @ np.log2(q)) < (1 + most) * entropy
 
 
 def test_the_state_carries_the_table():
@@ -225,13 +209,8 @@ def test_a_first_table_that_is_never_refitted_stays():
     weight = torch.nn.Parameter(torch.zeros(COORDINATES))
     ranks, due = simulate.Ranks([("w", weight)], compressor, 2), []
     for step in range(4):
-        for rank in range(2):
-            weight.grad = normal(rank) * (step > 0)
-            ranks.take(rank)
         due.append(ranks.due(step))
-        if due[-1]:
-            ranks.refit(step)
-        ranks.average(step)
+        take_step(ranks, step, [weight], [[normal(rank) * (step > 0)] for rank in range(2)])
     assert due == [True, True, False, False], "zeros say nothing: once more"
     assert torch.equal(compressor.levels, before) and compressor.parts.default.table_version == 0
     assert compressor.parts.default.second_stage(2).codec.table_version == 1
@@ -259,3 +238,34 @@ def test_default_bits_of_eden(bits, monkeypatch):
     monkeypatch.setattr(EDENCodec, "expected_error", None)
     monkeypatch.setattr(second_stage, "_chosen", {})
     assert [default_bits(codec, ranks) for ranks in (4, 16)] == found
+
+
+# Each coordinate is its own bucket, and so its own scale; or all of them are sent.
+LOSSLESS = {
+    "sparse": scheme("sparse-1.0"),
+    "qsgd-linf": scheme("qsgd-3-linf", bucket_size=1),
+    "nuqsgd": scheme("nuqsgd-3", bucket_size=1),
+    "orq": scheme("orq-5", bucket_size=1),
+    "bingrad": scheme("bingrad", bucket_size=1),
+    "onebit": scheme("onebit-no-feedback", bucket_size=1),
+}
+
+
+@pytest.mark.parametrize("scheme", LOSSLESS)
+def test_a_stage_that_loses_nothing_is_followed_by_one_that_does_not_either(scheme):
+    """On 3 nodes of 2 ranks."""
+    exchange = Hierarchical(ranks_per_node=2)
+    exact, found = averaged(LOSSLESS[scheme](exchange=exchange), 6, sizes=(1100, 30))
+    for want, got in zip(exact, found, strict=True):
+        torch.testing.assert_close(got.double(), want, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("scheme", ["sparse", "qsgd-linf", "orq"])
+def test_second_stage_is_in_full_precision(scheme):
+    """A density of one; a table, a table for each bucket, of which each has one coordinate."""
+    assert default_bits(LOSSLESS[scheme]().parts.default, 5) == FULL_PRECISION
+
+
+def test_a_little_loss_is_not_none():
+    """One coordinate in a hundred is lost by chance: 8 bits, and a warning, as before."""
+    assert default_bits(SparseSGD(density=0.99).parts.default, 4) == 8

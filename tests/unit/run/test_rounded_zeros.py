@@ -9,6 +9,7 @@ import pytest
 import torch
 from scheme_cases import scheme
 from settings_objects import exchange_of
+from simulated_steps import take_step
 
 from hvd_adaptive.run.rounded_zeros import RoundedZeros
 from hvd_adaptive.simulate import Ranks
@@ -21,17 +22,16 @@ def warnings(caplog) -> list[str]:
 
 def run(compressor, steps: int = 2, rows: int = 1600, absent: bool = False) -> None:
     """Two ranks; ``rows`` of 2000 are zero on both, or there is no gradient."""
-    table, dense = torch.nn.Parameter(torch.zeros(2000, 8)), torch.nn.Parameter(torch.zeros(3000))
-    ranks = Ranks([("words.weight", table), ("dense", dense)], compressor, 2)
+    parameters = [torch.nn.Parameter(torch.zeros(shape)) for shape in ((2000, 8), (3000,))]
+    ranks = Ranks(zip(("words.weight", "dense"), parameters, strict=True), compressor, 2)
     for step in range(steps):
-        for rank in range(2):
-            draw = torch.Generator().manual_seed(10 * step + rank)
-            table.grad = None if absent else torch.randn(2000, 8, generator=draw)
-            if not absent:
-                table.grad[:rows] = 0
-            dense.grad = torch.linspace(1, 2, 3000)
-            ranks.take(rank)
-        ranks.average(step)
+        draw = torch.Generator().manual_seed(step)
+        tables = [torch.randn(2000, 8, generator=draw) for _ in range(2)]
+        for table in tables:
+            table[:rows] = 0
+        dense = torch.linspace(1, 2, 3000)
+        own = [(None if absent else table, dense.clone()) for table in tables]
+        take_step(ranks, step, parameters, own)
         compressor.step = step + 1
 
 
@@ -81,12 +81,10 @@ def test_look_at_a_network_of_relus(caplog):
     net = torch.nn.Sequential(torch.nn.Linear(400, 64), torch.nn.ReLU(), torch.nn.Linear(64, 5))
     ranks = Ranks(list(net.named_parameters()), scheme("eden-2")(min_numel=0), 2)
     images = torch.rand(8, 400) * (torch.arange(400) < 220)
-    for rank in range(2):
-        net.zero_grad()
-        net(images).square().mean().backward()
-        assert (net[0].weight.grad == 0).float().mean() > 0.45
-        ranks.take(rank)
-    ranks.average(0)
+    net(images).square().mean().backward()
+    own = [p.grad for p in net.parameters()]
+    assert (own[0] == 0).float().mean() > 0.45
+    take_step(ranks, 0, list(net.parameters()), [[g.clone() for g in own] for _ in range(2)])
     assert not warnings(caplog)
 
 
