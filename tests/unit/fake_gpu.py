@@ -26,25 +26,9 @@ if torch.cuda.is_available():
 CUDA = torch.device("cuda", 0)
 # The host waits for what these return.
 WAITING = {
-    "item",
-    "tolist",
-    "__bool__",
-    "__float__",
-    "__int__",
-    "__index__",
-    "__complex__",
-    "cpu",
-    "numpy",
-    "nonzero",
-    "equal",
-    "allclose",
-    "bincount",
-    "unique",
-    "masked_select",
-    "is_nonzero",
-    "argwhere",
-    "__contains__",
-    "__array__",
+    *("item", "tolist", "__bool__", "__float__", "__int__", "__index__", "__complex__", "cpu"),
+    *("numpy", "nonzero", "equal", "allclose", "bincount", "unique", "masked_select"),
+    *("is_nonzero", "argwhere", "__contains__", "__array__"),
 }
 # Of these, results that stay on the GPU.
 STAYING = {"nonzero", "bincount", "unique", "masked_select", "argwhere"}
@@ -62,17 +46,11 @@ class OnGPU(torch.Tensor):
     @classmethod
     def __torch_function__(cls, function, types, args=(), kwargs=None):
         name = getattr(function, "__name__", "")
-        if name == "__get__":
-            return cls._property(function, args)
-        return cls._called(function, name, args, kwargs or {})
-
-    @classmethod
-    def _property(cls, function, args):
+        if name != "__get__":
+            return cls._called(function, name, args, kwargs or {})
         told = {"device": CUDA, "is_cuda": True, "is_cpu": False}
         name = getattr(function.__self__, "__name__", "")
-        if name in told:
-            return told[name]
-        return on_gpu(_plainly(function, args, {}))
+        return told[name] if name in told else on_gpu(_plainly(function, args, {}))
 
     @classmethod
     def _called(cls, function, name, args, kwargs):
@@ -103,18 +81,22 @@ def _plainly(function, args, kwargs):
 
 def on_gpu(value):
     """A tensor's memory as the GPU's; tensors in tuples, too."""
-    if isinstance(value, torch.Tensor) and not isinstance(value, OnGPU):
-        return value.as_subclass(OnGPU)
-    if isinstance(value, tuple | list):
-        made = [on_gpu(part) for part in value]
-        fields = getattr(type(value), "_make", None)
-        return fields(made) if fields else type(value)(made)
-    return value
+    return _mapped(lambda tensor: tensor.as_subclass(OnGPU), value)
 
 
 def off_gpu(value):
     """The same memory as a plain tensor: for a test to look at, and for the interpreter."""
-    return value.as_subclass(torch.Tensor) if isinstance(value, OnGPU) else value
+    return _mapped(lambda tensor: tensor.as_subclass(torch.Tensor), value)
+
+
+def _mapped(function, value):
+    if isinstance(value, torch.Tensor):
+        return function(value)
+    if isinstance(value, tuple | list):
+        made = [_mapped(function, part) for part in value]
+        fields = getattr(type(value), "_make", None)
+        return fields(made) if fields else type(value)(made)
+    return value
 
 
 def _flat(values) -> Iterator:
@@ -281,8 +263,7 @@ def pretended(monkeypatch) -> Iterator[GPU]:
 
     def launched(self, *args, **kwargs):
         with torch._C.DisableTorchFunction():
-            plain = [off_gpu(arg) for arg in args]
-            return call(self, *plain, **kwargs)
+            return call(self, *off_gpu(args), **kwargs)
 
     monkeypatch.setattr(interpreter.GridExecutor, "__call__", launched)
     for name, replaced in {
@@ -294,8 +275,7 @@ def pretended(monkeypatch) -> Iterator[GPU]:
         "synchronize": lambda device=None: made.wait("torch.cuda.synchronize"),
     }.items():
         monkeypatch.setattr(torch.cuda, name, replaced)
-    recorded = monkeypatch.setattr(OnGPU, "record_stream", lambda self, stream: None, raising=False)
-    assert recorded is None
+    monkeypatch.setattr(OnGPU, "record_stream", lambda self, stream: None, raising=False)
     with made:
         yield made
 
@@ -311,17 +291,9 @@ class Quick:
 
         def called(*args, **kwargs):
             with torch._C.DisableTorchFunction():
-                return on_gpu(function(*[_plain(arg) for arg in args], **kwargs))
+                return on_gpu(function(*off_gpu(args), **kwargs))
 
         return called
-
-
-def _plain(value):
-    if isinstance(value, tuple | list):
-        made = [_plain(part) for part in value]
-        fields = getattr(type(value), "_make", None)
-        return fields(made) if fields else type(value)(made)
-    return off_gpu(value)
 
 
 @pytest.fixture(name="quick_kernels")

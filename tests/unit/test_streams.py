@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import ast
 import pickle
-from pathlib import Path
 
 import pytest
 import torch
 import unit_oracles as oracle
 from scheme_cases import schemes
 
-import hvd_adaptive
 from hvd_adaptive import ALQ, QCS, QSGD, instances
 from hvd_adaptive.instances import NEAR, Instance
 from hvd_adaptive.kernels.random import Use, group_number
@@ -152,19 +149,3 @@ def test_no_two_uses_share_a_number():
     groups = [group_number(i, a) for i in (0, 1, 2**32 - 1) for a in (0, 1, 2**31 - 1, 2**31)]
     assert max(groups) < min(Use) and max(Use) < 2**64
     assert len({group_number(i, a) for i in range(50) for a in range(50)}) == 2500
-
-
-def test_all_numbers_are_in_one_module():
-    """No other module of the package writes such a number down."""
-    package = Path(hvd_adaptive.__file__).parent
-    for path in package.rglob("*.py"):
-        if path == package / "base" / "streams.py":
-            continue
-        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
-            targets = node.targets if isinstance(node, ast.Assign) else []
-            names = [t.id for t in targets if isinstance(t, ast.Name)]
-            assert not [n for n in names if n.endswith("_STREAM")], path
-            if isinstance(node, ast.Call) and getattr(node.func, "id", "") == "stream_key":
-                group = node.args[3:4]
-                told = [a for a in group if isinstance(a, ast.Constant | ast.BinOp)]
-                assert not told, (path, node.lineno)

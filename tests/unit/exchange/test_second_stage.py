@@ -7,7 +7,7 @@ import itertools
 import numpy as np
 import pytest
 import torch
-from scheme_cases import PAPER, scheme
+from scheme_cases import scheme
 from simulated_steps import take_step
 from test_exchanges import averaged
 
@@ -92,20 +92,6 @@ def test_the_last_bit_is_worth_more_than_in_the_first_stage(name):
     bits = default_bits(SCHEMES[name]().parts.default, 5)
     fewer, own = shares(name, 5, [bits - 1, bits])
     assert fewer - own > 0.6
-
-
-@pytest.mark.parametrize("workers", [2, 4])
-@pytest.mark.parametrize("form", [{}, PAPER], ids=["default", "paper"])
-def test_the_first_stage_makes_more_of_a_bit(workers, form):
-    """ALQ of 3 bits and one bit more for averages has more error than ALQ of 4 bits without it."""
-    bits = default_bits(ALQ(bits=3, **form).parts.default, workers)
-    for draw in (normal, laplacian):
-        second, first = (
-            ALQ(bits=b, exchange=ScatterReduce(second_stage_bits=again), **form)
-            for b, again in ((3, bits + 1), (4, bits))
-        )
-        errors = [squared_error(each, workers, True, draw=draw) for each in (second, first)]
-        assert errors[0] > 1.1 * errors[1]
 
 
 def test_bits_by_hand_for_uniform_levels():

@@ -8,11 +8,10 @@ import re
 import pytest
 import torch
 from scheme_cases import scheme
-from settings_objects import exchange_of
 from test_auto import chosen
 from test_second_stage import COORDINATES, laplacian, normal, squared_error
 
-from hvd_adaptive import ALQ, QSGD, ScatterReduce, theory
+from hvd_adaptive import QSGD, ScatterReduce
 from hvd_adaptive.codec import second_stage
 from hvd_adaptive.coding.header import SIZE
 from hvd_adaptive.exchange.exchange import RankInfo
@@ -85,17 +84,6 @@ def test_a_negligible_error_is_not_worth_a_line(name, warnings):
     assert warnings() == []
 
 
-def test_what_is_negligible_is_a_step_in_a_hundred():
-    """ALQ's Theorem 4: 1.01 times the second moment has the same bound after 1.01 times T."""
-    before, after = (
-        theory.nonsmooth_convex(
-            iterations=iterations, radius=2.0, second_moment=3.0, epsilon=epsilon
-        ).bound
-        for iterations, epsilon in ((10_000, 0.0), (10_100, second_stage.NEGLIGIBLE))
-    )
-    assert after == pytest.approx(before, rel=1e-9)
-
-
 def test_the_error_that_is_named(warnings):
     """Against Laplacian gradients, alike and independent, that are exchanged in both ways. Buckets'
     largest coordinates, which are their scales, differ from the reference's."""
@@ -160,18 +148,3 @@ def test_auto_speaks_of_what_it_has_chosen(label, warnings):
     seconds = dict.fromkeys(("float32", "bfloat16", "allgather", "scatter_reduce"), (1.0, 9.0))
     choose(chosen(RankInfo(4, 0), seconds | {label: (0.1, 0.2)}))
     assert len(warnings()) == (label == "scatter_reduce")
-
-
-def test_shares_are_those_of_tables_as_training_fits_them():
-    """Tables of averages that were fitted to averages would have 7 times the error: their normal
-    law has no tails. Few coordinates make most of it, so it varies: within a factor of three."""
-    own = {"bits": 3, "norm": "l2", "symmetric": True, "statistics": "normal", "samples": 8}
-    bits = second_stage.default_bits(ALQ(**own).parts.default, 4)
-
-    def make(**keywords) -> ALQ:
-        keywords["exchange"] = exchange_of(keywords["exchange"], second_stage_bits=bits)
-        return ALQ(**own, **keywords)
-
-    real = max(added(make, 4, aligned)[1] for aligned in (True, False))
-    share = max(law.share(bits) for law in second_stage._laws(ALQ(**own).parts.default, 4))
-    assert bits == 5 and real / 3 < share < 3 * real
