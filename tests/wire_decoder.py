@@ -10,32 +10,28 @@ import heapq
 import math
 import struct
 import zlib
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 import numpy as np
 
 M32, M64 = (1 << 32) - 1, (1 << 64) - 1
 GOLDEN = 0x9E3779B97F4A7C15
-DTYPES = {1: np.dtype("<f2"), 2: None, 3: np.dtype("<f4"), 4: np.dtype("<f8")}
-ITEMS = {1: 2, 2: 2, 3: 4, 4: 8}
+DTYPES = {1: np.dtype("<f2"), 2: np.dtype("<u2"), 3: np.dtype("<f4"), 4: np.dtype("<f8")}
 HEADER = struct.Struct("<4sHBBII16sQQQIIQQQII")
 NAMES = (
-    "magic",
-    "format",
-    "dtype",
-    "coding",
-    "alphabet",
-    "checksum",
-    "scheme",
-    "coordinates",
-    "full",
-    "bucket_size",
-    "table_version",
-    "table_fingerprint",
-    "key",
-    "layout",
-    "length",
-    "settings",
+    *(
+        "magic",
+        "format",
+        "dtype",
+        "coding",
+        "alphabet",
+        "checksum",
+        "scheme",
+        "coordinates",
+        "full",
+    ),
+    *("bucket_size", "table_version", "table_fingerprint", "key", "layout", "length", "settings"),
     "zeros",
 )
 SHARED_TABLE = ("alq", "amq", "qsgd", "nuqsgd", "terngrad")
@@ -84,7 +80,7 @@ def sections(payload: bytes) -> tuple[dict, bytes, bytes, bytes]:
     assert head["magic"] == b"HVDA" and head["format"] == 1 and head["zeros"] % 8 == 0
     assert head["length"] == len(payload) and head["full"] <= head["coordinates"]
     head["scheme"] = head["scheme"].rstrip(b"\0").decode("ascii")
-    used = head["full"] * ITEMS[head["dtype"]]
+    used = head["full"] * DTYPES[head["dtype"]].itemsize
     begin = len(payload) - -(-used // 8) * 8
     assert not any(payload[begin + used :])
     end = begin - head["zeros"]
@@ -117,10 +113,10 @@ def places(section: bytes, count: int) -> np.ndarray:
 
 
 def full_precision(data: bytes, dtype: int) -> np.ndarray:
+    values = np.frombuffer(data, DTYPES[dtype])
     if dtype == 2:  # bfloat16: the upper half of a float32
-        halves = np.frombuffer(data, "<u2").astype("<u4")
-        return (halves << 16).view("<f4").astype(np.float64)
-    return np.frombuffer(data, DTYPES[dtype]).astype(np.float64)
+        values = (values.astype("<u4") << 16).view("<f4")
+    return values.astype(np.float64)
 
 
 def checksum(payload: bytes) -> int:
@@ -275,6 +271,12 @@ def bits_of(data: bytes, order: str) -> list[int]:
 # Huffman books -----------------------------------------------------------------------------------
 
 
+def normalized(numbers: Iterable[float]) -> list[float]:
+    numbers = list(numbers)
+    total = math.fsum(numbers)
+    return [x / total for x in numbers]
+
+
 class Book:
     """A tree (children: a list for each inner node, its own nodes by number, leaves as -n - 1) and
     each leaf's length."""
@@ -314,8 +316,7 @@ class Book:
         return np.array(symbols[:count], np.int64), at
 
     def bits_a_code(self, p: list[float]) -> float:
-        total = math.fsum(p)
-        p = [x / total for x in p]
+        p = normalized(p)
         inner, leaves = {0: 1.0}, {}
         for node, branches in enumerate(self.children):
             for code, child in enumerate(branches):
@@ -335,10 +336,7 @@ def book_of(probabilities: np.ndarray) -> Book:
 
 @functools.cache
 def book_of_numbers(probabilities: tuple[float, ...]) -> Book:
-    total = math.fsum(probabilities)
-    p = [max(x / total, 2.0**-20) for x in probabilities]
-    total = math.fsum(p)
-    p = [x / total for x in p]
+    p = normalized(max(x, 2.0**-20) for x in normalized(probabilities))
     count = len(p)
     simple = Book([[-code - 1 for code in range(count)]], limited_lengths(p, 16))
     most = min(4096, max(1024, 64 * count))
