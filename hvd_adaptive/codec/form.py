@@ -26,7 +26,7 @@ from hvd_adaptive.coding.payload import (
     section_of_zeros,
 )
 from hvd_adaptive.coding.zeros import Zeros, runs_in
-from hvd_adaptive.kernels.constants import BlockSums
+from hvd_adaptive.kernels.checksum import BlockSums
 
 # Header fields that a receiver compares, in the order in which errors name them.
 _CHECKED = ("scheme", "alphabet", "bucket_size", "coding", "settings", "table_version")

@@ -16,7 +16,7 @@ from hvd_adaptive._version import __version__
 from hvd_adaptive.base.errors import WarnOnce
 from hvd_adaptive.coding.coder import Coder
 from hvd_adaptive.coding.payload import Payload
-from hvd_adaptive.kernels.constants import BlockSums
+from hvd_adaptive.kernels.checksum import BlockSums
 from hvd_adaptive.settings import Settings
 
 logger = logging.getLogger("hvd_adaptive")

@@ -15,7 +15,7 @@ from hvd_adaptive.codec.payloads import squares_of
 from hvd_adaptive.coding.coder import Coder
 from hvd_adaptive.coding.coders import CODERS
 from hvd_adaptive.coding.payload import padded
-from hvd_adaptive.kernels.constants import BlockSums
+from hvd_adaptive.kernels.checksum import BlockSums
 from hvd_adaptive.settings import Settings
 
 

@@ -11,7 +11,7 @@ import torch
 
 from hvd_adaptive.base.errors import PayloadError
 from hvd_adaptive.coding import CODINGS
-from hvd_adaptive.kernels.constants import CHECKSUM_AT, HEADER_BYTES
+from hvd_adaptive.kernels.checksum import CHECKSUM_AT, HEADER_BYTES
 
 MAGIC = b"HVDA"
 FORMAT = 1

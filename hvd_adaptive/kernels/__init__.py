@@ -20,7 +20,7 @@ from types import ModuleType
 
 import torch
 
-# The fast backends of each subject; ``reference`` serves all of them.
+# The fast backends of each subject of tensors; ``reference`` serves all of them.
 SUBJECTS: dict[str, tuple[str, ...]] = {
     "tables": ("numba", "triton"),  # level tables, norms, histograms, variances
     "bucket": ("numba", "triton"),  # codes of buckets that have levels of their own
@@ -35,13 +35,10 @@ SUBJECTS: dict[str, tuple[str, ...]] = {
     "checksum": ("numba", "triton"),
     "codes": ("numba", "triton"),  # bare codes to words and back
     "uniforms": ("triton",),  # random integers
-    "huffman": ("numba",),  # NumPy arrays to prefix codes and back
-    "elias": ("numba",),  # NumPy arrays to Elias codes and back
 }
 # Types of devices whose tensors the Triton kernels accept. Tests add "cpu" to run them under
 # Triton's interpreter.
 TRITON_DEVICES = {"cuda"}
-_HOST = torch.device("cpu")
 
 
 def for_device(device: torch.device, subject: str = "tables") -> ModuleType:
@@ -50,8 +47,8 @@ def for_device(device: torch.device, subject: str = "tables") -> ModuleType:
 
 
 def on_host(subject: str) -> ModuleType:
-    """Return the fastest kernels of a subject for CPU tensors and NumPy arrays."""
-    return for_device(_HOST, subject)
+    """Return Numba's kernels of a subject: of CPU tensors, or of NumPy arrays (lossless codes)."""
+    return module("numba", subject)
 
 
 @functools.cache

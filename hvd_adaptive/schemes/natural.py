@@ -10,7 +10,7 @@ import torch
 from hvd_adaptive import kernels
 from hvd_adaptive.codec.codec import Codec
 from hvd_adaptive.compressor import GradientCompressor
-from hvd_adaptive.kernels.constants import BlockSums
+from hvd_adaptive.kernels.checksum import BlockSums
 from hvd_adaptive.kernels.packing import ONE_BIT
 from hvd_adaptive.settings import Settings, Shared
 

@@ -138,7 +138,7 @@ def test_two_processes_train_by_all_methods_of_local_sgd_once(tmp_path: Path) ->
 def test_kernels_look_up_eight_entries_at_once():
     features = avx2.without_newer(get_host_cpu_features())
     environment = os.environ | {"NUMBA_CPU_NAME": avx2.NAME, "NUMBA_CPU_FEATURES": features}
-    program = "from hvd_adaptive.kernels.numba import permute; print(permute.ENTRIES)"
+    program = "from hvd_adaptive.kernels.numba import lanes; print(lanes.ENTRIES)"
     command = [sys.executable, "-c", program]
     found = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60)
     assert found.stdout.strip() == "8", found.stderr

@@ -10,10 +10,11 @@ import numpy as np
 import pytest
 import scipy.linalg
 import torch
+from unit_oracles import word_count
 
 from hvd_adaptive import kernels
 from hvd_adaptive.kernels import hadamard
-from hvd_adaptive.kernels.tables import kernel_table
+from hvd_adaptive.kernels.tables import KernelTable, kernel_table
 
 
 def table_of(bits: int, symmetric: bool, kind: str = "uneven"):
@@ -107,6 +108,22 @@ KINDS = (
 def vector(kind, n: int, seed: int = 0) -> torch.Tensor:
     with np.errstate(over="ignore"):
         return torch.from_numpy(kind(n, np.random.default_rng([seed, n])).astype(np.float32))
+
+
+def encoded(
+    kernels: Any,
+    flat: torch.Tensor,
+    bucket: int,
+    norm: str,
+    table: KernelTable,
+    key: int,
+    clip: float | None = None,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Scales and words; what the kernels leave unwritten is seen."""
+    scales = flat.new_full((-(-flat.numel() // bucket),), -1.0)
+    words = flat.new_full((word_count(flat.numel(), table.alphabet),), 0x555, dtype=torch.int32)
+    kernels.encode(flat, scales, words, bucket, norm, table, key, clip)
+    return scales.cpu(), words.cpu()
 
 
 def same_bits(a: torch.Tensor, b: torch.Tensor) -> bool:

@@ -1,7 +1,7 @@
 """The kernels for CPU tensors, in Numba.
 
-Functions that have no docstring are described in the module of the same name in reference/, which
-has the same signatures and the same integers.
+Functions without docstring and types are described in the module of the same name in reference/,
+which has the same arguments and computes the same integers.
 """
 
 from __future__ import annotations

@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
 
 import numpy as np
-import torch
 
 from hvd_adaptive.kernels.numba.codes import chunk_size, store_fixed, store_units
 from hvd_adaptive.kernels.numba.decoder import make_decoder
 from hvd_adaptive.kernels.numba.jit import inline, jit
 from hvd_adaptive.kernels.numba.random import STEPS, bucket_key, counter_of, uniform24
-from hvd_adaptive.kernels.packing import LANES, Packing, check_sections, packing_of
+from hvd_adaptive.kernels.packing import BLOCK, LANES, Packing, check_sections, packing_of
 from hvd_adaptive.kernels.tables import padded_values
 
 _UNIT = np.float32(2.0**-24)
@@ -20,26 +18,17 @@ _UNIT = np.float32(2.0**-24)
 _NO_VALUES = np.zeros(16, np.float32)
 
 
-def round_codes(
-    flat: torch.Tensor, levels: torch.Tensor, words: torch.Tensor, bucket_size: int, key: int
-) -> None:
+def round_codes(flat, levels, words, bucket_size, key):
     rounder = _rounder(packing_of(levels.shape[1]))
     out = words.numpy().view(np.uint32)
     rounder(flat.numpy(), levels.numpy(), out, bucket_size, np.uint64(key))
 
 
-def cut_codes(
-    flat: torch.Tensor, cuts: torch.Tensor, words: torch.Tensor, bucket_size: int
-) -> None:
-    _cutter(packing_of(2))(flat.numpy(), cuts.numpy(), words.numpy().view(np.uint32), bucket_size)
+def cut_codes(flat, cuts, words, bucket_size):
+    _cut(flat.numpy(), cuts.numpy(), words.numpy().view(np.uint32), bucket_size)
 
 
-def decode_add(
-    payloads: Sequence[tuple[torch.Tensor, torch.Tensor]],
-    bucket_size: int,
-    factor: float,
-    out: torch.Tensor,
-) -> None:
+def decode_add(payloads, bucket_size, factor, out):
     packing = packing_of(payloads[0][0].shape[1])
     count = packing.words(out.numel())
     check_sections(payloads, "buckets", -(-out.numel() // bucket_size), count)
@@ -56,17 +45,16 @@ _decoder = functools.cache(make_decoder)
 
 
 @inline
-def _scaled(levels, base, gap, cell):
+def _scaled(levels, base, gap):
     """Fill base and gap, padded by values that nothing exceeds; return the factor of the bucket."""
     last = levels.size - 1
     base[:], gap[:] = np.float32(np.inf), np.float32(0)
     largest = max(np.abs(levels[0]), np.abs(levels[last]))
     if not largest > 0:  # zero or NaN
         return np.float32(0)
-    cell[0] = largest
-    exponent = max(cell.view(np.uint32)[0] >> np.uint32(23), np.uint32(1))
-    cell.view(np.uint32)[0] = np.uint32(np.uint32(255) - np.uint32(exponent)) << np.uint32(23)
-    factor = cell[0]
+    bits = np.float32(largest).view(np.uint32)
+    exponent = np.uint32(max(bits >> np.uint32(23), np.uint32(1)))
+    factor = np.uint32(np.uint32(np.uint32(255) - exponent) << np.uint32(23)).view(np.float32)
     for j in range(last):
         base[j] = levels[j] * factor
         gap[j] = np.float32(np.float32(levels[j + 1] * factor) - base[j]) * _UNIT
@@ -129,15 +117,12 @@ def _rounder(packing: Packing):
     @jit
     def round_codes(x, levels, words, bucket_size, stream):
         codes, units = np.empty(chunk, np.uint32), np.empty(LANES, np.uint32)
-        us, cell = np.empty(chunk, np.float32), np.empty(1, np.float32)
+        us, ladder = np.empty(chunk, np.float32), np.arange(room + 1).astype(np.uint32)
         base, gap = np.empty(room, np.float32), np.empty(room, np.float32)
-        ladder = np.empty(room + 1, np.uint32)
-        for j in range(room + 1):
-            ladder[j] = np.uint32(j)
         for b in range(levels.shape[0]):
             begin = b * bucket_size
             end = min(x.size, begin + bucket_size)
-            factor = _scaled(levels[b], base, gap, cell)
+            factor = _scaled(levels[b], base, gap)
             low, high = bucket_key(stream, b)
             i = begin
             while i < end:
@@ -166,29 +151,17 @@ def _rounder(packing: Packing):
     return round_codes
 
 
-@functools.cache
-def _cutter(packing: Packing):
-    chunk = chunk_size(packing)
-    alphabet, digits, width = packing
-
-    @jit
-    def cut_codes(x, cuts, words, bucket_size):
-        codes, units = np.empty(chunk, np.uint32), np.empty(LANES, np.uint32)
-        for index in range((x.size + chunk - 1) // chunk):
-            begin = index * chunk
-            end = min(x.size, begin + chunk)
-            i = begin
-            while i < end:
-                bucket = i // bucket_size
-                stop = min(end, (bucket + 1) * bucket_size)
-                cut, run, part = cuts[bucket], x[i:stop], codes[i - begin : stop - begin]
-                for j in range(run.size):
-                    part[j] = np.uint32(run[j] >= cut)
-                i = stop
-            rest = end - begin
-            if digits > 1:
-                store_units(codes, index, rest, chunk, alphabet, digits, width, units, words)
-            else:
-                store_fixed(codes, index, rest, width, units, words)
-
-    return cut_codes
+@jit
+def _cut(x, cuts, words, bucket_size):
+    codes, units = np.empty(BLOCK, np.uint32), np.empty(LANES, np.uint32)
+    for begin in range(0, x.size, BLOCK):
+        end = min(x.size, begin + BLOCK)
+        i = begin
+        while i < end:
+            bucket = i // bucket_size
+            stop = min(end, (bucket + 1) * bucket_size)
+            cut, run, part = cuts[bucket], x[i:stop], codes[i - begin : stop - begin]
+            for j in range(run.size):
+                part[j] = np.uint32(run[j] >= cut)
+            i = stop
+        store_fixed(codes, begin // BLOCK, end - begin, 1, units, words)

@@ -6,7 +6,6 @@ import functools
 
 import numba
 import numpy as np
-import torch
 from llvmlite import ir
 from numba.core import types
 from numba.extending import intrinsic
@@ -16,11 +15,11 @@ from hvd_adaptive.kernels.numba.lanes import INT, INTS, LONG, Lanes, emitted
 from hvd_adaptive.kernels.packing import BLOCK, LANES, QUARTER, QUARTERS, ROWS, Packing, check_words
 
 
-def pack(codes: torch.Tensor, packing: Packing, words: torch.Tensor) -> None:
+def pack(codes, packing, words):
     _packer(packing)(codes.numpy(), words.numpy().view(np.uint32))
 
 
-def unpack(words: torch.Tensor, packing: Packing, codes: torch.Tensor) -> None:
+def unpack(words, packing, codes):
     check_words(words, packing, codes)
     _unpacker(packing)(words.numpy().view(np.uint32), codes.numpy())
 

@@ -22,7 +22,7 @@ _MOST_SHIFT = 28  # of the last byte of an escaped integer
 _ZERO64, _NEXT, _FOUR, _LANE = np.uint64(0), np.uint64(1), np.uint64(4), np.uint64(0xFFFF)
 
 
-def bucket_steps(flat: torch.Tensor, bucket_size: int, delta: float) -> torch.Tensor:
+def bucket_steps(flat, bucket_size, delta):
     steps = scan.bucket_norms(flat.numpy(), bucket_size, False)
     whole, last = step_factors(flat.numel(), bucket_size, delta)
     with np.errstate(over="ignore"):
@@ -33,15 +33,13 @@ def bucket_steps(flat: torch.Tensor, bucket_size: int, delta: float) -> torch.Te
     return torch.from_numpy(steps)
 
 
-def quantize(flat: torch.Tensor, steps: torch.Tensor, bucket_size: int, key: int) -> torch.Tensor:
+def quantize(flat, steps, bucket_size, key):
     q = torch.empty(flat.numel(), dtype=torch.int32, device="cpu")
     _quantize(flat.numpy(), steps.numpy(), bucket_size, np.uint64(key), q.numpy())
     return q
 
 
-def add(
-    q: torch.Tensor, steps: torch.Tensor, bucket_size: int, key: int, out: torch.Tensor
-) -> None:
+def add(q, steps, bucket_size, key, out):
     _add(q.numpy(), steps.numpy(), bucket_size, np.uint64(key), out.numpy())
 
 
@@ -66,25 +64,23 @@ class Splitter:
         return runs, self._escaped[:count]
 
 
-def counts(where: Stretch, classes: int) -> np.ndarray:
+def counts(where, classes):
     found = np.zeros(classes, np.int64)
     _counts(*_arrays(where), found)
     return found
 
 
-def add_runs(
-    runs: np.ndarray, escaped: np.ndarray, where: Stretch, most: int, out: torch.Tensor
-) -> bool:
+def add_runs(runs, escaped, where, most, out):
     stretch, most = _arrays(where), np.int32(most)
     return _add_runs(runs.reshape(-1), _starts(runs), escaped, *stretch, most, out.numpy())
 
 
-def put_numbers(values: np.ndarray, most: int) -> np.ndarray:
+def put_numbers(values, most):
     out = np.empty(5 * values.size, np.uint8)
     return out[: _put_numbers(values, np.int64(most), out)]
 
 
-def numbers(data: np.ndarray, most: int) -> np.ndarray | None:
+def numbers(data, most):
     values = np.empty(data.size, np.int32)
     count = _numbers(data, np.int64(most), values)
     return None if count < 0 else values[:count]

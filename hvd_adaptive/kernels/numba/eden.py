@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
 
 import numba
 import numpy as np
-import torch
 
 from hvd_adaptive.kernels.constants import NORM_LANES, SMALLEST_NORM
 from hvd_adaptive.kernels.eden import APART, Buckets, Levels, shared_streams
@@ -22,15 +20,7 @@ _SMALLEST, _INFINITE = np.float32(SMALLEST_NORM), np.uint32(0x7F800000)
 _NEVER = np.float32(np.inf)
 
 
-def encode(
-    flat: torch.Tensor,
-    scales: torch.Tensor,
-    words: torch.Tensor,
-    bucket_size: int,
-    levels: Levels,
-    shared: int,
-    own: int,
-) -> None:
+def encode(flat, scales, words, bucket_size, levels, shared, own):
     last = Buckets(flat.numel(), bucket_size).last
     streams = [*shared_streams(shared, levels.bits), own]
     encoder_of(levels.bits)(
@@ -56,14 +46,7 @@ def _positive(levels: Levels) -> tuple[np.ndarray, np.ndarray]:
     return thresholds, sizes
 
 
-def decode_add(
-    payloads: Sequence[tuple[torch.Tensor, torch.Tensor]],
-    bucket_size: int,
-    levels: Levels,
-    shared: int,
-    owns: Sequence[int],
-    out: torch.Tensor,
-) -> None:
+def decode_add(payloads, bucket_size, levels, shared, owns, out):
     buckets = Buckets(out.numel(), bucket_size)
     codes = levels.codes(buckets.codes, bucket_size)
     count = packing_of(1 << levels.bits).words(codes)
@@ -84,7 +67,7 @@ def decode_add(
 
 
 @inline
-def _load(x, y, cell):
+def _load(x, y):
     """Set y to x times a power of two, then zeros; return the power.
 
     It is 0 if x is zero or below the normal range, NaN if x is not finite.
@@ -92,11 +75,10 @@ def _load(x, y, cell):
     largest = largest_bits(x)
     if largest >= _INFINITE:
         return np.float32(np.nan)
-    exponent = largest >> np.uint32(23)
+    exponent = np.uint32(largest >> np.uint32(23))
     if exponent == 0:
         return np.float32(0)
-    cell.view(np.uint32)[0] = np.uint32(np.uint32(255) - np.uint32(exponent)) << np.uint32(23)
-    factor = cell[0]
+    factor = np.uint32(np.uint32(np.uint32(255) - exponent) << np.uint32(23)).view(np.float32)
     for i in range(x.size):
         y[i] = x[i] * factor
     for i in range(x.size, y.size):
@@ -175,22 +157,22 @@ def encoder_of(bits: int):
         room, filled, word = max(kept[0], BLOCK), 0, 0
         codes, units = np.zeros(room, np.uint32), np.empty(LANES, np.uint32)
         memory = aligned(max(size, last))
-        acc, cell = np.empty(NORM_LANES, np.float32), np.empty(1, np.float32)
-        hashes, scaled = np.empty(APART, np.uint32), np.empty(sizes.size, np.float32)
+        acc, hashes = np.empty(NORM_LANES, np.float32), np.empty(APART, np.uint32)
+        scaled = np.empty(sizes.size, np.float32)
         scaled[:] = _NEVER
         for b in range(buckets):
             own_x = x[b * size : min(x.size, (b + 1) * size)]
             kind = 0 if own_x.size == size else 1
             length = size if kind == 0 else last
             y, part = memory[:length], codes[filled : filled + kept[kind]]
-            factor = _load(own_x, y, cell)
+            factor = _load(own_x, y)
             scale = factor
             if factor > 0:
                 root = factors[kind, 0]
                 for stream in streams:
                     flip(y, stream, b, hashes)
                     rotate(y, root, False)
-                norm = norm_of(y, False, acc, cell)
+                norm = norm_of(y, False, acc)
                 deviation = norm * factors[kind, 2]
                 for t in range(half - 1):
                     scaled[t] = thresholds[t] * deviation

@@ -13,10 +13,9 @@ from numba.extending import intrinsic
 
 from hvd_adaptive.kernels.eden import APART
 from hvd_adaptive.kernels.numba.codes import load_fixed
-from hvd_adaptive.kernels.numba.decoder import add_small, pick4, pointer
+from hvd_adaptive.kernels.numba.decoder import add_looked_up, add_small, pointer
 from hvd_adaptive.kernels.numba.jit import inline, jit
 from hvd_adaptive.kernels.numba.lanes import FLOATS, INTS, LONG, Lanes, emitted
-from hvd_adaptive.kernels.numba.permute import TableLanes
 from hvd_adaptive.kernels.numba.rotation import add_rotated_back, aligned, flip, rotate, times
 from hvd_adaptive.kernels.packing import BLOCK, LANES, QUARTER, QUARTERS, ROWS
 
@@ -47,7 +46,7 @@ def take_block(typingctx, words, values, scale, y, begin, bits):
                 level = _select(lanes, held, value, shift)
             lanes.store(level, target.data, lanes.builder.add(args[4], LONG(place)))
 
-    return emitted(signature, emit, 0, 1, 3, kind=TableLanes)
+    return emitted(signature, emit, 0, 1, 3)
 
 
 def _rows(lanes: Lanes, source: ir.Value, bits: int) -> Iterator[tuple[int, int, ir.Value]]:
@@ -83,18 +82,11 @@ def _select(lanes: Lanes, entries: list[ir.Value], value: ir.Value, shift: int) 
 @inline
 def _take(part, scale, alphabet, values, y):
     """Set y to the codes' levels times scale."""
-    if 4 < alphabet <= 16:
-        y[:] = np.float32(0)
+    y[:] = np.float32(0)
+    if alphabet <= 16:
         add_small(part, scale, alphabet, values, y)
-        return
-    t0, t1, t2, t3 = values[0] * scale, values[1] * scale, values[2] * scale, values[3] * scale
-    for i in range(y.size):
-        if alphabet == 2:
-            y[i] = t1 if part[i] != 0 else t0
-        elif alphabet == 4:
-            y[i] = pick4(part[i], t0, t1, t2, t3)
-        else:
-            y[i] = values[np.uint64(part[i])] * scale
+    else:
+        add_looked_up(part, scale, values, y)
 
 
 @functools.cache

@@ -16,7 +16,7 @@ from hvd_adaptive.kernels.omega import (
     zero_code,
 )
 
-# A store of 8 bytes may touch so many bytes behind a segment's own.
+# ``encode`` stores 8 bytes at a time, and may touch so many behind a segment's own.
 SLACK = 8
 # A table of distances covers at least so many digits, so that there are few tables.
 _LEAST_DIGITS = 12
@@ -29,12 +29,20 @@ _TOP, _TOP_RECORDS = _U(64 - LOOKUP_BITS), _U(64 - RECORD_BITS)
 
 
 def encode(codes: np.ndarray, alphabet: int, out: np.ndarray) -> int:
-    """See reference.elias.encode. ``out`` must be SLACK longer than the segment."""
+    """Code a segment as coding/coders.py describes; return the number of bytes.
+
+    codes: uint8 (n,), each below ``alphabet``, which is odd. out: uint8, SLACK longer than the
+    segment's bytes.
+    """
     heads = code_words(max(_LEAST_DIGITS, (codes.size + 1).bit_length()))
     return int(_encode(codes, np.uint8(zero_code(alphabet)), heads, signed_words(alphabet), out))
 
 
 def decode(data: np.ndarray, alphabet: int, codes: np.ndarray) -> bool:
+    """Fill ``codes`` (uint8) from a segment's bytes (uint8); return whether these are valid.
+
+    Only ``codes`` is written, whatever the bytes hold.
+    """
     return bool(_decode(data, zero_code(alphabet), lookup(), records(alphabet), codes))
 
 

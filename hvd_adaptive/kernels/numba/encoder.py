@@ -11,7 +11,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from hvd_adaptive.kernels.constants import CHECK_LANES, NORM_LANES
+from hvd_adaptive.kernels.checksum import LANES as CHECK_LANES
+from hvd_adaptive.kernels.constants import NORM_LANES
 from hvd_adaptive.kernels.numba.checksum import add_done, first_block
 from hvd_adaptive.kernels.numba.codes import chunk_size, store_fixed, store_units
 from hvd_adaptive.kernels.numba.jit import inline, jit
@@ -153,7 +154,7 @@ def make_encoder(rule: int, depth: int, packing: Packing):
     def encode(x, scales, words, sums, summed, bucket_size, linf, clip, stream, arrays):
         table = Table(*arrays)
         codes, units = np.empty(chunk, np.uint32), np.empty(LANES, np.uint32)
-        acc, cell = np.empty(NORM_LANES, np.float32), np.empty(1, np.float32)
+        acc = np.empty(NORM_LANES, np.float32)
         rs, us = np.empty(chunk, np.float32), np.empty(chunk, np.float32)
         clipped = np.empty(bucket_size if clip > 0 else 0, np.float32)
         total, lanes = np.uint32(alphabet - 1), np.empty(CHECK_LANES, np.uint32)
@@ -165,7 +166,7 @@ def make_encoder(rule: int, depth: int, packing: Packing):
             if clip > 0:
                 clip_to(bucket, clip, acc, clipped[: bucket.size])
                 bucket = clipped[: bucket.size]
-            scale = norm_of(bucket, linf, acc, cell)
+            scale = norm_of(bucket, linf, acc)
             scales[b] = scale
             usable = scale > 0
             inverse = np.float32(1) / scale if usable else np.float32(0)
@@ -194,22 +195,17 @@ def make_encoder(rule: int, depth: int, packing: Packing):
                     _uniform(run, at, table, part)
                 else:
                     _exponential(run, at, table, rs, us, part)
-                if stop % chunk == 0:
-                    index = stop // chunk - 1
+                if stop % chunk == 0 or stop == x.size:
+                    index = (stop - 1) // chunk
+                    rest = stop - index * chunk
                     if digits > 1:
                         store_units(
-                            codes, index, chunk, chunk, alphabet, digits, width, units, words
+                            codes, index, rest, chunk, alphabet, digits, width, units, words
                         )
                     else:
-                        store_fixed(codes, index, chunk, width, units, words)
+                        store_fixed(codes, index, rest, width, units, words)
                     done = scales.size + stop // (LANES * digits) * width // 32 * LANES
                     add_done(words, scales.size, done, lanes, sums, summed)
                 i = stop
-        if x.size % chunk:
-            index, rest = x.size // chunk, x.size % chunk
-            if digits > 1:
-                store_units(codes, index, rest, chunk, alphabet, digits, width, units, words)
-            else:
-                store_fixed(codes, index, rest, width, units, words)
 
     return encode

@@ -15,8 +15,7 @@ from numba.core import cgutils, types
 from numba.extending import intrinsic
 
 from hvd_adaptive.kernels.numba.jit import inline, jit, outline
-from hvd_adaptive.kernels.numba.lanes import FLOATS, INTS, LONG, WIDTH, Lanes, emitted
-from hvd_adaptive.kernels.numba.permute import ENTRIES
+from hvd_adaptive.kernels.numba.lanes import ENTRIES, FLOATS, INTS, LONG, WIDTH, Lanes, emitted
 
 BLOCK = 4096
 RUN = 4 * WIDTH

@@ -23,18 +23,33 @@ def most_bytes(count: int) -> int:
 
 
 def encode(symbols: np.ndarray, book: PrefixTables, out: np.ndarray, bit: int = 0) -> int:
+    """Append the codes of ``symbols`` to a stream; return the stream's end, in bits.
+
+    symbols: uint8 or uint16, contiguous, each below book.alphabet (larger ones count as the last).
+    out: uint8, contiguous, at least bit // 8 + most_bytes(symbols.size) bytes, else ValueError.
+    bit: the end of the stream so far. The bits below ``bit`` are kept, all of the last byte's bits
+    behind the new end are 0, and bytes behind that one may have been overwritten. If ``symbols``
+    end inside a block, the block is completed: several books can follow each other in a stream.
+    """
     if out.size < bit // 8 + most_bytes(symbols.size):
         raise ValueError(f"out: {out.size} bytes are too few for {symbols.size} symbols")
     return int(_encode(symbols, book.steps, book.ends, np.int64(book.alphabet), out, np.int64(bit)))
 
 
 def decode(data: np.ndarray, bit: int, book: PrefixTables, symbols: np.ndarray) -> int:
+    """Fill ``symbols`` from a stream that begins at ``bit``; return the last code's end, in bits.
+
+    data: uint8, contiguous. symbols: uint8 or uint16, contiguous. Symbols of the last block beyond
+    them are dropped. If the stream ends too early, the result is -1 and the content of ``symbols``
+    is undefined. No byte outside ``data`` is read, none outside ``symbols`` is written. Each code
+    gives at least one symbol, so that the loop always ends.
+    """
     return int(_decode(data, np.int64(bit), *_tables(book, symbols), symbols.view(np.uint8)))
 
 
 def encode_two(symbols: np.ndarray, book: PrefixTables, out: np.ndarray) -> tuple[int, int]:
-    """See reference.huffman.encode_two. The rows are coded at the same time, so that neither waits
-    for the other's look-ups.
+    """Code the two rows of ``symbols`` (2, n) into the rows of ``out`` (2, most_bytes(n)), as
+    ``encode`` does from bit 0, at the same time: neither waits for the other's look-ups.
     """
     steps, ends = book.steps, book.ends
     a, b = _encode_two(symbols[0], symbols[1], steps, ends, np.int64(book.alphabet), out[0], out[1])
@@ -44,7 +59,7 @@ def encode_two(symbols: np.ndarray, book: PrefixTables, out: np.ndarray) -> tupl
 def decode_two(
     first: np.ndarray, second: np.ndarray, book: PrefixTables, symbols: np.ndarray
 ) -> tuple[int, int]:
-    """See reference.huffman.decode_two. The rows are decoded at the same time."""
+    """Fill the two rows of ``symbols`` (2, n) from two streams, as ``decode`` does from bit 0."""
     a, b = _decode_two(first, second, *_tables(book, symbols), *symbols.view(np.uint8))
     return int(a), int(b)
 

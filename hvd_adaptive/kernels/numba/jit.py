@@ -27,7 +27,6 @@ from hvd_adaptive.kernels import no_gc
 
 logger = logging.getLogger("hvd_adaptive")
 
-REMEDY = "set the environment variable NUMBA_CACHE_DIR to a folder that can be written"
 LONGEST = 300.0  # seconds that a process waits for another one before it compiles itself
 PAUSE = 0.01  # seconds between looks at a lock
 LOCAL_RANK = ("OMPI_COMM_WORLD_LOCAL_RANK", "HOROVOD_LOCAL_RANK", "LOCAL_RANK", "SLURM_LOCALID")
@@ -144,7 +143,10 @@ class HostCache:
         found = self._loaded(signature, target)
         if found is None and self._held is None:
             folder = Path(self._cache.cache_path)
-            _announce(folder)
+            _say_once(
+                "compiling kernels for this processor, for up to half a minute; they are kept in "
+                f"{folder} for later runs (NUMBA_CACHE_DIR names another folder)"
+            )
             self._held = contextlib.ExitStack()
             self._held.enter_context(_turn(folder / f"{self._cache._impl.filename_base}.lock"))
             found = self._cache.load_overload(signature, target)
@@ -197,19 +199,13 @@ def warn_uncached(reason: str) -> None:
     """Warn, once, that compiled kernels are not kept."""
     _say_once(
         "no folder keeps compiled kernels, so each process compiles them at every start, which "
-        f"takes some seconds: {REMEDY} ({reason})"
-    )
-
-
-def _announce(folder: Path) -> None:
-    """Log one line a host, once: kernels are compiled."""
-    _say_once(
-        "compiling kernels for this processor, for up to half a minute; they are kept in "
-        f"{folder} for later runs (NUMBA_CACHE_DIR names another folder)"
+        "takes some seconds: set the environment variable NUMBA_CACHE_DIR to a folder that can be "
+        f"written ({reason})"
     )
 
 
 def _say_once(message: str) -> None:
+    """Log the first message of its kind, on one rank of a host."""
     kind = message.split(":")[0].split(";")[0]
     if kind in _said or multiprocessing.parent_process() is not None:
         return

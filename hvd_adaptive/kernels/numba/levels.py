@@ -8,14 +8,8 @@ import numpy as np
 import torch
 
 from hvd_adaptive.base.device import HOST
-from hvd_adaptive.kernels.constants import (
-    MOST_PASSES,
-    NEGLIGIBLE,
-    NORM_LANES,
-    START_HIGH,
-    START_LOW,
-    TOLERANCE,
-)
+from hvd_adaptive.kernels.constants import NORM_LANES
+from hvd_adaptive.kernels.levels import MOST_PASSES, NEGLIGIBLE, START_HIGH, START_LOW, TOLERANCE
 from hvd_adaptive.kernels.numba.jit import inline, jit
 from hvd_adaptive.kernels.numba.scan import clip_to, lane_sum, norm_of
 
@@ -33,29 +27,23 @@ _ZERO = np.float64(0)
 _ORQ, _QUANTILES, _MEAN_MAGNITUDE, _SYMMETRIC, _CONDITIONAL_MEANS = range(5)
 
 
-def orq_levels(
-    flat: torch.Tensor, bucket_size: int, levels: int, clip: float | None, sweeps: int
-) -> torch.Tensor:
+def orq_levels(flat, bucket_size, levels, clip, sweeps):
     return _solved(_ORQ, flat, bucket_size, clip, levels, sweeps)
 
 
-def quantile_levels(
-    flat: torch.Tensor, bucket_size: int, levels: int, clip: float | None
-) -> torch.Tensor:
+def quantile_levels(flat, bucket_size, levels, clip):
     return _solved(_QUANTILES, flat, bucket_size, clip, levels)
 
 
-def mean_magnitudes(flat: torch.Tensor, bucket_size: int, clip: float | None) -> torch.Tensor:
+def mean_magnitudes(flat, bucket_size, clip):
     return _solved(_MEAN_MAGNITUDE, flat, bucket_size, clip, 1)
 
 
-def symmetric_levels(flat: torch.Tensor, bucket_size: int, clip: float | None) -> torch.Tensor:
+def symmetric_levels(flat, bucket_size, clip):
     return _solved(_SYMMETRIC, flat, bucket_size, clip, 1)
 
 
-def conditional_means(
-    flat: torch.Tensor, bucket_size: int, clip: float | None, iterate: bool
-) -> torch.Tensor:
+def conditional_means(flat, bucket_size, clip, iterate):
     passes = MOST_PASSES if iterate else 1
     return _solved(_CONDITIONAL_MEANS, flat, bucket_size, clip, 3, passes)
 
@@ -79,8 +67,8 @@ def _solver(rule: int):
 
     @jit
     def solve(x, bucket_size, clip, turns, out):
-        acc, cell = np.empty(NORM_LANES, np.float32), np.empty(1, np.float32)
-        buffer, lanes = np.empty(bucket_size, np.float32), np.empty(NORM_LANES, np.float64)
+        acc, lanes = np.empty(NORM_LANES, np.float32), np.empty(NORM_LANES, np.float64)
+        buffer = np.empty(bucket_size, np.float32)
         room, counts = np.empty(bucket_size, np.float32), np.empty((PASSES, BINS), np.int64)
         keys, spare = np.empty(bucket_size, np.uint32), np.empty(bucket_size, np.uint32)
         places = np.empty(out.shape[1], np.int64)
@@ -89,7 +77,7 @@ def _solver(rule: int):
             if clip > 0:
                 clip_to(bucket, clip, acc, buffer[: bucket.size])
                 bucket = buffer[: bucket.size]
-            norm, n = norm_of(bucket, True, acc, cell), bucket.size
+            norm, n = norm_of(bucket, True, acc), bucket.size
             if not norm > 0:  # 0 or NaN: no levels
                 row[:] = norm
             elif rule == _MEAN_MAGNITUDE:

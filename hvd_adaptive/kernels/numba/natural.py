@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import numba
 import numpy as np
-import torch
 
-from hvd_adaptive.kernels.constants import CHECK_LANES, INFINITE, LARGEST, NAN, BlockSums
+from hvd_adaptive.kernels.checksum import LANES as CHECK_LANES
+from hvd_adaptive.kernels.checksum import BlockSums
+from hvd_adaptive.kernels.constants import INFINITE, LARGEST, NAN
 from hvd_adaptive.kernels.numba.checksum import add_done, first_block
 from hvd_adaptive.kernels.numba.codes import load_fixed, store_fixed
 from hvd_adaptive.kernels.numba.decoder import pointer, scale_by
@@ -23,14 +22,7 @@ _BLOCK_WORDS = ONE_BIT.words(BLOCK)
 _MINUS_ZERO = np.uint32(0x80000000)
 
 
-def encode(
-    flat: torch.Tensor,
-    exponents: torch.Tensor,
-    words: torch.Tensor,
-    bucket_size: int,
-    key: int,
-    summing: bool = False,
-) -> BlockSums | None:
+def encode(flat, exponents, words, bucket_size, key, summing=False):
     sums = np.zeros(CHECK_LANES if summing else 0, np.uint32)
     unsigned = words.numpy().view(np.uint32)
     summed = np.zeros(4, np.int64)
@@ -39,9 +31,7 @@ def encode(
     return BlockSums(size, sums, summed) if summing else None
 
 
-def decode_add(
-    payloads: Sequence[tuple[torch.Tensor, torch.Tensor]], factor: float, out: torch.Tensor
-) -> None:
+def decode_add(payloads, factor, out):
     size = ONE_BIT.words(out.numel())
     check_sections(payloads, "exponents", out.numel(), size)
     exponents = np.array([e.data_ptr() for e, _ in payloads], dtype=np.int64)

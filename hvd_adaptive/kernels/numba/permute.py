@@ -14,28 +14,13 @@ from typing import Any
 
 import numpy as np
 from llvmlite import ir
-from numba.core import cgutils, config, types
-from numba.core.codegen import get_host_cpu_features
+from numba.core import cgutils, types
 from numba.extending import intrinsic
 
-from hvd_adaptive.kernels.numba.lanes import FLOAT, FLOATS, INT, INTS, LONG, WIDTH, Lanes, emitted
+from hvd_adaptive.kernels.numba.lanes import ENTRIES, FLOATS, INTS, LONG, WIDTH, Lanes, emitted
 
 # The type of ``at`` in encoder.py.
 AT = types.Tuple((types.float32, types.uint32, types.uint32, types.uint32))
-_EIGHT_FLOATS, _EIGHT_INTS = ir.VectorType(FLOAT, 8), ir.VectorType(INT, 8)
-
-
-def _entries_of_a_register() -> int:
-    """Return the entries of a register that one permutation looks up; 0 if there is none.
-
-    Numba compiles for the processor that it runs on, unless it is configured otherwise.
-    """
-    told = config.CPU_FEATURES
-    features = (get_host_cpu_features() if told is None else told).split(",")
-    return 16 if "+avx512f" in features else 8 if "+avx2" in features else 0
-
-
-ENTRIES = _entries_of_a_register()
 # Fewer thresholds are counted faster. More thresholds, and more values, are looked up in memory.
 FEWEST_THRESHOLDS = 5
 MOST_THRESHOLDS = {16: 128, 8: 32, 0: 0}[ENTRIES]
@@ -60,68 +45,6 @@ def tables(lower: np.ndarray, start: np.ndarray, gap: np.ndarray, depth: int) ->
     at = size % max(WIDTH, size)
     result[1, at : at + len(start)], result[2, at : at + len(gap)] = start, gap
     return result.reshape(-1)
-
-
-class TableLanes(Lanes):
-    """Emit operations on 16 lanes, and look-ups in tables of ``entries`` numbers a register."""
-
-    def __init__(self, builder: ir.IRBuilder) -> None:
-        super().__init__(builder)
-        self.entries = ENTRIES
-
-    def load_table(self, data: ir.Value, begin: int, end: int) -> list[ir.Value]:
-        """Return the floats from ``begin`` to ``end``, filled up to 16, as registers."""
-        vectors = (self.load(data, LONG(at), FLOATS) for at in range(begin, end, WIDTH))
-        return [register for vector in vectors for register in self.registers(vector)]
-
-    def registers(self, table: ir.Value) -> list[ir.Value]:
-        """Return 16 floats as registers."""
-        if self.entries == WIDTH:
-            return [table]
-        return self._halves(table)
-
-    def look_up(self, registers: list[ir.Value], index: ir.Value) -> ir.Value:
-        """Return entry ``index`` (its low bits) of a table in a power of two of registers."""
-        if self.entries == WIDTH:
-            return self._look_up_16(registers, index)
-        found = [self._look_up_8(registers, half) for half in self._halves(index)]
-        return self.builder.shuffle_vector(*found, ir.Constant(INTS, list(range(WIDTH))))
-
-    def _look_up_16(self, registers: list[ir.Value], index: ir.Value) -> ir.Value:
-        b, module = self.builder, self.builder.module
-        if len(registers) == 1:
-            kind = ir.FunctionType(FLOATS, [FLOATS, INTS])
-            name = "llvm.x86.avx512.permvar.sf.512"
-            one = cgutils.get_or_insert_function(module, kind, name)
-            return b.call(one, [registers[0], index])
-        if len(registers) == 2:
-            kind = ir.FunctionType(FLOATS, [FLOATS, INTS, FLOATS])
-            name = "llvm.x86.avx512.vpermi2var.ps.512"
-            two = cgutils.get_or_insert_function(module, kind, name)
-            return b.call(two, [registers[0], index, registers[1]])
-        half = len(registers) // 2
-        bit = b.and_(index, self.integers(half * WIDTH))
-        upper = b.icmp_unsigned("!=", bit, self.integers(0))
-        low, high = (self._look_up_16(part, index) for part in (registers[:half], registers[half:]))
-        return b.select(upper, high, low)
-
-    def _look_up_8(self, registers: list[ir.Value], index: ir.Value) -> ir.Value:
-        b, half = self.builder, len(registers) // 2
-        if not half:
-            kind = ir.FunctionType(_EIGHT_FLOATS, [_EIGHT_FLOATS, _EIGHT_INTS])
-            one = cgutils.get_or_insert_function(b.module, kind, "llvm.x86.avx2.permps")
-            return b.call(one, [registers[0], index])
-        low, high = (self._look_up_8(part, index) for part in (registers[:half], registers[half:]))
-        # A blend looks at signs: the bit that selects a half becomes the sign.
-        shift = 32 - (half * 8).bit_length()
-        sign = b.shl(index, ir.Constant(_EIGHT_INTS, [shift] * 8))
-        upper = b.icmp_signed("<", sign, ir.Constant(_EIGHT_INTS, [0] * 8))
-        return b.select(upper, high, low)
-
-    def _halves(self, vector: ir.Value) -> list[ir.Value]:
-        halves = (range(8), range(8, 16))
-        places = [ir.Constant(_EIGHT_INTS, list(half)) for half in halves]
-        return [self.builder.shuffle_vector(vector, vector, place) for place in places]
 
 
 @intrinsic(prefer_literal=True)
@@ -222,7 +145,7 @@ def permuted(typingctx, run, steps, part, at, tree, first, depth):
 
         return _emit_codes(lanes, args[3], code_of, *arrays)
 
-    return emitted(signature, emit, 4, 0, 1, 2, kind=TableLanes)
+    return emitted(signature, emit, 4, 0, 1, 2)
 
 
 @intrinsic(prefer_literal=True)
@@ -248,4 +171,4 @@ def add_permuted(typingctx, part, scale, values, target, entries):
             lanes.store(builder.fadd(lanes.load(sums, at, FLOATS), level), sums, at)
         return done
 
-    return emitted(signature, emit, 0, 2, 3, kind=TableLanes)
+    return emitted(signature, emit, 0, 2, 3)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
 
 import numpy as np
 import torch
@@ -16,7 +15,7 @@ from hvd_adaptive.kernels.numba.jit import inline, jit
 from hvd_adaptive.kernels.numba.random import STEPS, bucket_key, counter_of, uniform24
 from hvd_adaptive.kernels.numba.scan import norm_of
 from hvd_adaptive.kernels.packing import packing_of
-from hvd_adaptive.kernels.qcs import DITHER_OFFSET, NEGATIVE_FROM, Run, streams
+from hvd_adaptive.kernels.qcs import DITHER_OFFSET, NEGATIVE_FROM, streams
 
 _CHUNK = 512
 _OFFSET, _NEGATIVE_FROM = np.float32(DITHER_OFFSET), np.float32(NEGATIVE_FROM)
@@ -24,14 +23,7 @@ _SMALLEST = np.float32(SMALLEST_NORM)
 _UNIT, _ZERO = np.float32(2.0**-24), np.float32(0)
 
 
-def encode(
-    flat: torch.Tensor,
-    scales: torch.Tensor,
-    words: torch.Tensor,
-    runs: Sequence[Run],
-    alphabet: int,
-    key: int,
-) -> None:
+def encode(flat, scales, words, runs, alphabet, key):
     codes = np.empty(sum(run.codes for run in runs), np.uint8)
     at = 0
     for run in runs:
@@ -51,14 +43,7 @@ def encode(
     pack(torch.from_numpy(codes), packing_of(alphabet), words)
 
 
-def decode_add(
-    payloads: Sequence[tuple[torch.Tensor, torch.Tensor]],
-    keys: Sequence[int],
-    runs: Sequence[Run],
-    alphabet: int,
-    factor: float,
-    out: torch.Tensor,
-) -> None:
+def decode_add(payloads, keys, runs, alphabet, factor, out):
     codes = np.empty(sum(run.codes for run in runs), np.uint8)
     for (scales, words), key in zip(payloads, keys, strict=True):
         unpack(words, packing_of(alphabet), torch.from_numpy(codes))
@@ -132,14 +117,14 @@ def _encode_run(
     x, scales, codes, order, rows, size, columns, half_alphabet, per_norm, root, signs, dithers
 ):
     y, total = np.empty(order, np.float32), np.empty(columns.shape[1], np.float32)
-    acc, cell = np.empty(NORM_LANES, np.float32), np.empty(1, np.float32)
+    acc = np.empty(NORM_LANES, np.float32)
     for bucket in range(scales.size):
         own = x[bucket * order : min(x.size, (bucket + 1) * order)]
         _drawn(own, y[: own.size], signs, bucket, _flipped, _ZERO, _ZERO)
         y[own.size :] = np.float32(0)
         fold(y, size)
         apply(y[:size], columns, total)
-        step = norm_of(y[:rows], True, acc, cell) * per_norm
+        step = norm_of(y[:rows], True, acc) * per_norm
         scale = step * root
         target = codes[bucket * rows : (bucket + 1) * rows]
         if _SMALLEST <= scale < np.inf:

@@ -62,13 +62,9 @@ def largest_bits(x):
 
 
 @inline
-def norm_of(x, linf, acc, cell):
-    """Return a bucket's norm: 0 below the normal range, NaN if not finite. cell: float32 (1,)."""
-    if linf:
-        cell.view(np.uint32)[0] = largest_bits(x)
-        norm = cell[0]
-    else:
-        norm = _euclidean(x, acc)
+def norm_of(x, linf, acc):
+    """Return a bucket's norm: 0 below the normal range, NaN if not finite."""
+    norm = np.uint32(largest_bits(x)).view(np.float32) if linf else _euclidean(x, acc)
     return _normal(norm)
 
 
@@ -94,10 +90,9 @@ def _normal(norm):
 @jit
 def bucket_norms(x, bucket_size, linf):
     count = (x.size + bucket_size - 1) // bucket_size
-    norms = np.empty(count, np.float32)
-    acc, cell = np.empty(NORM_LANES, np.float32), np.empty(1, np.float32)
+    norms, acc = np.empty(count, np.float32), np.empty(NORM_LANES, np.float32)
     for b in range(count):
-        norms[b] = norm_of(x[b * bucket_size : min(x.size, (b + 1) * bucket_size)], linf, acc, cell)
+        norms[b] = norm_of(x[b * bucket_size : min(x.size, (b + 1) * bucket_size)], linf, acc)
     return norms
 
 

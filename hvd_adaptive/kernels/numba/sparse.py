@@ -10,7 +10,7 @@ from hvd_adaptive.kernels.numba.bits import bits_at, next_one, put_bits
 from hvd_adaptive.kernels.numba.jit import inline, jit
 from hvd_adaptive.kernels.numba.random import STEPS, bucket_key, counter_of, uniform24
 from hvd_adaptive.kernels.numba.scan import lane_sum, largest_bits
-from hvd_adaptive.kernels.sparse import Sections, most_words
+from hvd_adaptive.kernels.sparse import most_words
 from hvd_adaptive.kernels.tables import UNIFORM_SCALE
 
 _CHUNK = 512
@@ -21,7 +21,7 @@ _INFINITE = np.uint32(0x7F800000)
 _WORD, _LOG = 32, 5  # bits of a word, and their logarithm
 
 
-def encode(flat: torch.Tensor, bucket_size: int, density: float, k: int, key: int) -> Sections:
+def encode(flat, bucket_size, density, k, key):
     n = flat.numel()
     lambdas = np.empty(-(-n // bucket_size), np.float32)
     # Pages of these arrays that are never written take no memory.
@@ -33,7 +33,7 @@ def encode(flat: torch.Tensor, bucket_size: int, density: float, k: int, key: in
     return torch.from_numpy(lambdas), torch.from_numpy(exact[:count]), torch.from_numpy(used)
 
 
-def add(sections: Sections, bucket_size: int, k: int, out: torch.Tensor) -> bool:
+def add(sections, bucket_size, k, out):
     lambdas, exact, words = sections
     if lambdas.numel() * bucket_size < out.numel():
         raise ValueError(f"payload of {lambdas.numel()} thresholds is too short")

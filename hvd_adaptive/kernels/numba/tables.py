@@ -8,7 +8,8 @@ from collections.abc import Callable
 import numpy as np
 import torch
 
-from hvd_adaptive.kernels.constants import CHECK_LANES, BlockSums
+from hvd_adaptive.kernels.checksum import LANES as CHECK_LANES
+from hvd_adaptive.kernels.checksum import BlockSums
 from hvd_adaptive.kernels.numba import decoder, encoder, permute, scan
 from hvd_adaptive.kernels.numba.jit import jit
 from hvd_adaptive.kernels.numba.lanes import WIDTH
@@ -20,17 +21,7 @@ _CELL_SHIFT, _CELL_BASE = np.int32(CELL_SHIFT), np.int32(CELL_BASE)
 _DIRECT = {"uniform": encoder.UNIFORM, "exponential": encoder.EXPONENTIAL}
 
 
-def encode(
-    flat: torch.Tensor,
-    scales: torch.Tensor,
-    words: torch.Tensor,
-    bucket_size: int,
-    norm: str,
-    table: KernelTable,
-    key: int,
-    clip: float | None = None,
-    summing: bool = False,
-) -> BlockSums | None:
+def encode(flat, scales, words, bucket_size, norm, table, key, clip=None, summing=False):
     encoder, arrays = _prepared(table)
     sums = np.zeros(CHECK_LANES if summing else 0, np.uint32)
     summed = np.zeros(2, np.int64)
@@ -50,14 +41,7 @@ def encode(
     return BlockSums(size, sums, summed) if summing else None
 
 
-def decode_add(
-    payloads: list[tuple[torch.Tensor, torch.Tensor]],
-    bucket_size: int,
-    table: KernelTable,
-    factor: float,
-    out: torch.Tensor,
-    add: bool = True,
-) -> None:
+def decode_add(payloads, bucket_size, table, factor, out, add=True):
     count = table.packing.words(out.numel())
     check_sections(payloads, "scales", -(-out.numel() // bucket_size), count)
     scales = np.array([s.data_ptr() for s, _ in payloads], dtype=np.int64)
@@ -66,15 +50,15 @@ def decode_add(
     decoder(scales, words, count, bucket_size, 1, values, np.float32(factor), add, out.numpy())
 
 
-def histogram(bucket: torch.Tensor, scale: float) -> torch.Tensor:
+def histogram(bucket, scale):
     return torch.from_numpy(scan.histogram(bucket.numpy(), np.float32(scale)))
 
 
-def clipped(flat: torch.Tensor, bucket_size: int, clip: float) -> torch.Tensor:
+def clipped(flat, bucket_size, clip):
     return torch.from_numpy(scan.clipped(flat.numpy(), bucket_size, clip))
 
 
-def bucket_norms(flat: torch.Tensor, bucket_size: int, norm: str) -> torch.Tensor:
+def bucket_norms(flat, bucket_size, norm):
     return torch.from_numpy(scan.bucket_norms(flat.numpy(), bucket_size, norm == "linf"))
 
 

@@ -43,56 +43,35 @@ def each_table() -> Iterator[KernelTable]:
     """Yield one table of each shape that the schemes use: uneven, uniform, exponential."""
     for bits, symmetric in itertools.product(range(2, 9), (True, False)):
         count = 1 << (bits - 1)
-        uneven = np.linspace(0 if not symmetric else 1 / count, 1, count) ** 1.1
-        for magnitudes in (uneven, _uniform(count, symmetric), _exponential(count, symmetric)):
+        uniform = np.linspace(1 / (2 * count - 1) if symmetric else 0, 1, count)
+        exponential = 0.9 ** np.arange(count - 1, -1, -1.0)
+        exponential[0] *= symmetric
+        for magnitudes in (uniform**1.1, uniform, exponential):
             yield kernel_table(magnitudes, symmetric)
     # The ORQ paper compares with QSGD's 5 and 9 levels.
     for count in (3, 5):
-        yield kernel_table(_uniform(count, False), False)
+        yield kernel_table(np.linspace(0, 1, count), False)
 
 
-def _uniform(count: int, symmetric: bool) -> np.ndarray:
-    """Return equal steps of the signed table (levels/magnitudes.py)."""
-    return np.linspace(1 / (2 * count - 1) if symmetric else 0, 1, count)
+def _actions() -> dict[str, list[Callable[[], object]]]:
+    """Return what runs each kernel, in lists that share none."""
+    shapes = list(each_table())
+    return {
+        "encoders": [functools.partial(_encode, table) for table in shapes],
+        "decoders": [functools.partial(_decode, table) for table in shapes],
+        "the rest": [
+            *(_scans, _schemes, _levels, _dithered, _lossless),
+            *(functools.partial(_codes, each) for each in {table.packing for table in shapes}),
+            *(functools.partial(_bucket, alphabet) for alphabet in (2, 3, 5, 9, 17)),
+            *(functools.partial(_eden, bits) for bits in range(1, 9)),
+            *(functools.partial(_qcs, alphabet) for alphabet in (2, 3, 5, 7, 9)),
+        ],
+    }
 
 
-def _exponential(count: int, symmetric: bool) -> np.ndarray:
-    """Return powers of 0.9 (levels/magnitudes.py)."""
-    powers = 0.9 ** np.arange(count - 1, -1, -1.0)
-    powers[0] *= symmetric
-    return powers
-
-
-def packings() -> list[Packing]:
-    """Return the packings of those tables, each once."""
-    return list(dict.fromkeys(table.packing for table in each_table()))
-
-
-def warm_encoders(place: int) -> None:
-    """Run encode once with each table. place: of the progress bar."""
-    flat = _line(1000)
-    for table in tqdm(list(each_table()), desc="compiling encoders", unit="table", position=place):
-        words = _words(table.packing.words(1000))
-        tables.encode(flat, torch.empty(1, **HOST), words, 1000, "l2", table, 0)
-
-
-def warm_decoders(place: int) -> None:
-    """Run decode once with each table."""
-    for table in tqdm(list(each_table()), desc="compiling decoders", unit="table", position=place):
-        pair = torch.ones(1, **HOST), _words(table.packing.words(1000))
-        tables.decode_add([pair], 1000, table, 1.0, torch.zeros(1000, **HOST))
-
-
-def warm_others(place: int) -> None:
-    """Run scans, and the kernels of schemes that have their own."""
-    actions: list[Callable[[], object]] = [
-        *(_scans, _schemes, _levels, _dithered, _lossless),
-        *(functools.partial(_codes, packing) for packing in packings()),
-        *(functools.partial(_bucket, alphabet) for alphabet in (2, 3, 5, 9, 17)),
-        *(functools.partial(_eden, bits) for bits in range(1, 9)),
-        *(functools.partial(_qcs, alphabet) for alphabet in (2, 3, 5, 7, 9)),
-    ]
-    for action in tqdm(actions, desc="compiling the rest", unit="kernel", position=place):
+def _warm(part: str, place: int) -> None:
+    """Run one of the lists; place: of the progress bar."""
+    for action in tqdm(_actions()[part], desc=f"compiling {part}", unit="kernel", position=place):
         action()
 
 
@@ -102,6 +81,16 @@ def _line(count: int) -> torch.Tensor:
 
 def _words(count: int) -> torch.Tensor:
     return torch.zeros(count, dtype=torch.int32, device="cpu")
+
+
+def _encode(table: KernelTable) -> None:
+    words = _words(table.packing.words(1000))
+    tables.encode(_line(1000), torch.empty(1, **HOST), words, 1000, "l2", table, 0)
+
+
+def _decode(table: KernelTable) -> None:
+    pair = torch.ones(1, **HOST), _words(table.packing.words(1000))
+    tables.decode_add([pair], 1000, table, 1.0, torch.zeros(1000, **HOST))
 
 
 def _scans() -> None:
@@ -207,7 +196,6 @@ def compile_all() -> None:
     safe against two writers.
     """
     forget()
-    parts = (warm_encoders, warm_decoders, warm_others)
     with ProcessPoolExecutor(len(os.sched_getaffinity(0)), get_context("spawn")) as pool:
-        for done in [pool.submit(part, place) for place, part in enumerate(parts)]:
+        for done in [pool.submit(_warm, part, place) for place, part in enumerate(_actions())]:
             done.result()

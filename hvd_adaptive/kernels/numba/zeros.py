@@ -16,33 +16,33 @@ _U = np.uint64
 _NONE, _ALL = _U(0), _U(2**64 - 1)
 
 
-def has_zeros(flat: torch.Tensor) -> bool:
+def has_zeros(flat):
     return bool(_has_zeros(flat.numpy().view(np.uint32)))
 
 
-def mark(flat: torch.Tensor) -> tuple[torch.Tensor, Runs]:
+def mark(flat):
     mask = torch.empty(mask_bytes(flat.numel()), dtype=torch.uint8, device="cpu")
     zeros, runs = _mark(flat.numpy().view(np.uint32), _words(mask))
     return mask, Runs(flat.numel(), zeros, runs)
 
 
-def write(mask: torch.Tensor, runs: Runs) -> torch.Tensor:
+def write(mask, runs):
     stream = torch.zeros(most_stream_bytes(runs.coordinates), dtype=torch.uint8, device="cpu")
     bits = _write(_words(mask), *_numbers(runs), _words(stream))
     return stream[: bits // 8]
 
 
-def read(stream: torch.Tensor, runs: Runs) -> torch.Tensor | None:
+def read(stream, runs):
     mask = torch.empty(mask_bytes(runs.coordinates), dtype=torch.uint8, device="cpu")
     readable = _read(_words(stream), *_numbers(runs), runs.zeros, _words(mask))
     return mask if readable else None
 
 
-def take(flat: torch.Tensor, mask: torch.Tensor, values: torch.Tensor) -> None:
+def take(flat, mask, values):
     _take(flat.numpy(), _words(mask), values.numpy())
 
 
-def put(values: torch.Tensor, mask: torch.Tensor, out: torch.Tensor, clear: bool) -> None:
+def put(values, mask, out, clear):
     _put(values.numpy(), _words(mask), out.numpy(), clear)
 
 

@@ -12,16 +12,8 @@ from collections.abc import Sequence
 import torch
 
 from hvd_adaptive.base.device import put
-from hvd_adaptive.kernels.constants import (
-    CHECK_A,
-    CHECK_B,
-    CHECK_BLOCK,
-    CHECK_LANES,
-    CHECKSUM_AT,
-    HEADER_BYTES,
-    MASK32,
-    BlockSums,
-)
+from hvd_adaptive.kernels.checksum import BLOCK, CHECKSUM_AT, HEADER_BYTES, LANES, A, B, BlockSums
+from hvd_adaptive.kernels.constants import MASK32
 
 
 def seal(
@@ -57,21 +49,21 @@ def checksum(words: torch.Tensor, seed: int) -> int:
     number, so that no block waits for another. Lanes are mixed and added over the blocks; then a
     chain runs over the 64 sums.
     """
-    count = -(-words.numel() // CHECK_BLOCK)
-    rows = torch.zeros(count * CHECK_BLOCK, dtype=torch.int64, device=words.device)
+    count = -(-words.numel() // BLOCK)
+    rows = torch.zeros(count * BLOCK, dtype=torch.int64, device=words.device)
     rows[: words.numel()] = words.to(torch.int64) & MASK32
     there = torch.arange(rows.numel(), device=words.device) < words.numel()
-    lanes = torch.arange(count, device=words.device).view(-1, 1).repeat(1, CHECK_LANES)
-    lanes = lanes * CHECK_A & MASK32
-    shape = (count, CHECK_BLOCK // CHECK_LANES, CHECK_LANES)
+    lanes = torch.arange(count, device=words.device).view(-1, 1).repeat(1, LANES)
+    lanes = lanes * A & MASK32
+    shape = (count, BLOCK // LANES, LANES)
     for row, known in zip(rows.view(shape).unbind(1), there.view(shape).unbind(1), strict=True):
-        s = (lanes + (row * CHECK_B & MASK32)) & MASK32
+        s = (lanes + (row * B & MASK32)) & MASK32
         s = ((s << 13) | (s >> 19)) & MASK32
-        lanes = torch.where(known, s * CHECK_A & MASK32, lanes)
-    sums = ((lanes ^ lanes >> 15) * CHECK_B & MASK32).sum(dim=0) & MASK32
+        lanes = torch.where(known, s * A & MASK32, lanes)
+    sums = ((lanes ^ lanes >> 15) * B & MASK32).sum(dim=0) & MASK32
     total = (seed + words.numel()) & MASK32
     for lane in sums.tolist():
-        total = ((total ^ lane) * CHECK_A) & MASK32
+        total = ((total ^ lane) * A) & MASK32
         total ^= total >> 15
-        total = (total * CHECK_B) & MASK32
+        total = (total * B) & MASK32
     return total

@@ -13,7 +13,15 @@ from collections.abc import Callable, Sequence
 
 import torch
 
-from hvd_adaptive.kernels.constants import MOST_PASSES, NEGLIGIBLE, START_HIGH, START_LOW, TOLERANCE
+from hvd_adaptive.kernels.levels import (
+    MOST_PASSES,
+    NEGLIGIBLE,
+    START_HIGH,
+    START_LOW,
+    TOLERANCE,
+    quantiles,
+    sorted_rows,
+)
 from hvd_adaptive.kernels.reference.tables import add_lanes, bucket_norms, clipped, rows_of
 
 
@@ -28,7 +36,7 @@ def orq_levels(
     """
 
     def solve(bucket: torch.Tensor) -> list[float]:
-        ordered = _ordered(bucket)
+        ordered = sorted_rows(bucket, bucket.numel())[0]
         last = levels - 1
         places = [0] * last + [len(ordered) - 1]
         step = last // 2
@@ -67,18 +75,8 @@ def quantile_levels(
     flat: torch.Tensor, bucket_size: int, levels: int, clip: float | None
 ) -> torch.Tensor:
     """Return the quantiles at k/(levels-1), k = 0 ... levels-1, interpolated linearly."""
-    last = levels - 1
-
-    def solve(bucket: torch.Tensor) -> list[float]:
-        ordered = _ordered(bucket).tolist()
-        row = []
-        for k in range(levels):
-            place, rest = divmod(k * (len(ordered) - 1), last)
-            below, above = ordered[place], ordered[min(place + 1, len(ordered) - 1)]
-            row.append(below + (above - below) * (rest / last))
-        return row
-
-    return _per_bucket(flat, bucket_size, clip, levels, solve)
+    flat = flat if clip is None else clipped(flat, bucket_size, clip)
+    return quantiles(flat, bucket_norms(flat, bucket_size, "linf"), bucket_size, levels)
 
 
 def mean_magnitudes(flat: torch.Tensor, bucket_size: int, clip: float | None) -> torch.Tensor:
@@ -189,11 +187,6 @@ def _per_bucket(
         row = solve(flat[b * bucket_size : (b + 1) * bucket_size])
         rows[b] = torch.tensor(row, dtype=torch.float64, device="cpu").to(torch.float32)
     return rows
-
-
-def _ordered(bucket: torch.Tensor) -> torch.Tensor:
-    """Return the coordinates in ascending order, without negative zeros."""
-    return torch.sort(bucket + 0.0).values
 
 
 def _float32(value: float) -> float:

@@ -11,7 +11,8 @@ from collections.abc import Sequence
 
 import torch
 
-from hvd_adaptive.kernels.constants import LARGEST, MASK32, BlockSums
+from hvd_adaptive.kernels.checksum import BlockSums
+from hvd_adaptive.kernels.constants import LARGEST, MASK32
 from hvd_adaptive.kernels.packing import ONE_BIT
 from hvd_adaptive.kernels.reference.codes import pack_codes, unpack_codes
 from hvd_adaptive.kernels.reference.tables import bucket_norms, per_coordinate
@@ -30,10 +31,8 @@ def encode(
 
     Fill ``exponents`` (uint8, (n,)) and ``words`` (int32, the packed sign bits). The 23 bits of the
     mantissa are the probability of the upper power. For a denormal, whose exponent field is 0, the
-    two powers are 2**-126 and 0, and the same holds. Buckets with NaN or Inf become NaN.
-
-    summing: kernels for the CPU return sums of the payload's body, which begins with ``exponents``;
-    the seal of the payload then need not read these bytes.
+    two powers are 2**-126 and 0, and the same holds. Buckets with NaN or Inf become NaN. summing:
+    see BlockSums; the payload's body begins with ``exponents``.
     """
     bits = flat.view(torch.int32).to(torch.int64) & MASK32
     up = uniforms(flat.numel(), bucket_size, key, flat.device) < (bits << 1 & 0xFFFFFF)

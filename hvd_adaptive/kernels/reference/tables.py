@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import torch
 
-from hvd_adaptive.kernels.constants import BINS, COARSE_BINS, NORM_LANES, SMALLEST_NORM, BlockSums
+from hvd_adaptive.kernels.checksum import BlockSums
+from hvd_adaptive.kernels.constants import BINS, COARSE_BINS, NORM_LANES, SMALLEST_NORM
 from hvd_adaptive.kernels.reference.codes import pack_codes, unpack_codes
 from hvd_adaptive.kernels.reference.uniforms import uniforms
 from hvd_adaptive.kernels.tables import (
@@ -35,10 +36,8 @@ def encode(
     """Quantise ``flat`` (float32, (n,)) by buckets, clipped if ``clip`` is given; pack the codes.
 
     Fill ``scales`` (float32, one per bucket: its norm, NaN for a bucket with a non-finite
-    coordinate or an overflowing norm, 0 for a zero bucket) and ``words`` (int32).
-
-    summing: kernels for the CPU return sums of the payload's body, which is ``scales`` and then
-    ``words``; the seal of the payload then need not read these bytes.
+    coordinate or an overflowing norm, 0 for a zero bucket) and ``words`` (int32). summing: see
+    BlockSums; the payload's body is ``scales``, then ``words``.
     """
     if clip is not None:
         flat = clipped(flat, bucket_size, clip)

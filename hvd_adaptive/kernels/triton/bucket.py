@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import torch
 import triton
 import triton.language as tl
@@ -18,29 +16,19 @@ from hvd_adaptive.kernels.triton.uniforms import integer24
 _MOST_OF_BITS, _MOST_OF_DIGITS = 3, 8
 
 
-def round_codes(
-    flat: torch.Tensor, levels: torch.Tensor, words: torch.Tensor, bucket_size: int, key: int
-) -> None:
+def round_codes(flat, levels, words, bucket_size, key):
     alphabet = levels.shape[1]
     packing, state = packing_of(alphabet), (levels.contiguous(), alphabet)
-    scheme = {"PREPARE": _scaling, "CODE": _rounded, "RULE": _rounded}
-    options = alphabet, _turn(packing)
-    pack(flat, words, bucket_size, packing, key, state, OPTIONS=options, **scheme)
+    scheme = {"PREPARE": _scaling, "CODE": _rounded, "OPTIONS": (alphabet, _turn(packing))}
+    pack(flat, words, bucket_size, packing, key, state, **scheme)
 
 
-def cut_codes(
-    flat: torch.Tensor, cuts: torch.Tensor, words: torch.Tensor, bucket_size: int
-) -> None:
-    scheme, state = {"PREPARE": _cut, "CODE": _side, "RULE": _side}, (cuts.contiguous(),)
-    pack(flat, words, bucket_size, packing_of(2), 0, state, OPTIONS=(), **scheme)
+def cut_codes(flat, cuts, words, bucket_size):
+    scheme, state = {"PREPARE": _cut, "CODE": _side, "OPTIONS": ()}, (cuts.contiguous(),)
+    pack(flat, words, bucket_size, packing_of(2), 0, state, **scheme)
 
 
-def decode_add(
-    payloads: Sequence[tuple[torch.Tensor, torch.Tensor]],
-    bucket_size: int,
-    factor: float,
-    out: torch.Tensor,
-) -> None:
+def decode_add(payloads, bucket_size, factor, out):
     alphabet = payloads[0][0].shape[1]
     packing = packing_of(alphabet)
     n = out.numel()
@@ -75,7 +63,7 @@ def _scaling(bucket, there, state, OPTIONS: tl.constexpr):
 
 
 @triton.jit
-def _rounded(v, counter, high, about, state, i, there, rule: tl.constexpr, OPTIONS: tl.constexpr):
+def _rounded(v, counter, high, about, state, there, OPTIONS: tl.constexpr):
     """Count the gaps that the random number leaves below v."""
     # Few thresholds are one turn. For more, their number is an argument of the kernel, or compilers
     # would unroll all turns.
@@ -103,12 +91,12 @@ def _cut(bucket, there, state, OPTIONS: tl.constexpr):
 
 
 @triton.jit
-def _side(v, counter, high, about, state, i, there, rule: tl.constexpr, OPTIONS: tl.constexpr):
+def _side(v, counter, high, about, state, there, OPTIONS: tl.constexpr):
     return (v >= about[0]).to(tl.uint32)
 
 
 @triton.jit
-def _level(code, bucket, i, there, levels, state, OPTIONS: tl.constexpr):
+def _level(code, bucket, there, levels, state, OPTIONS: tl.constexpr):
     """Return the bucket's level; NaN for codes that no encoder makes."""
     known = code < OPTIONS[0]
     return tl.load(levels + bucket * OPTIONS[0] + code, mask=there & known, other=float("nan"))

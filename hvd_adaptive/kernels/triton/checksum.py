@@ -17,32 +17,22 @@ import triton
 import triton.language as tl
 
 from hvd_adaptive.base.device import from_host, put
-from hvd_adaptive.kernels.constants import (
-    CHECK_A,
-    CHECK_B,
-    CHECK_BLOCK,
-    CHECK_LANES,
-    CHECKSUM_AT,
-    HEADER_BYTES,
-    BlockSums,
-)
+from hvd_adaptive.kernels.checksum import BLOCK, CHECKSUM_AT, HEADER_BYTES, LANES, A, B
 from hvd_adaptive.kernels.triton.launch import launch, regular_runs
 
-_A, _B = tl.constexpr(CHECK_A), tl.constexpr(CHECK_B)
-_LANES, _BLOCK = tl.constexpr(CHECK_LANES), tl.constexpr(CHECK_BLOCK)
-_ROWS = tl.constexpr(CHECK_BLOCK // CHECK_LANES)
+_A, _B = tl.constexpr(A), tl.constexpr(B)
+_LANES, _BLOCK = tl.constexpr(LANES), tl.constexpr(BLOCK)
+_ROWS = tl.constexpr(BLOCK // LANES)
 
 
-def seal(
-    payload: torch.Tensor, header: bytes, seed: int | None, known: BlockSums | None = None
-) -> None:
+def seal(payload, header, seed, known=None):
     put(torch.frombuffer(bytearray(header), dtype=torch.uint8), payload[:HEADER_BYTES])
     if seed is not None:
         words = payload.view(torch.int32)
         _finish(words[HEADER_BYTES // 4 :], seed, words[CHECKSUM_AT // 4 :])
 
 
-def checksums(payloads: Sequence[torch.Tensor], seeds: Sequence[int]) -> torch.Tensor:
+def checksums(payloads, seeds):
     """See reference.checksum.checksum.checksums; int32, on the payloads' device."""
     bodies = [payload[HEADER_BYTES:].view(torch.int32) for payload in payloads]
     sums = _sums(bodies)
@@ -55,7 +45,7 @@ def checksums(payloads: Sequence[torch.Tensor], seeds: Sequence[int]) -> torch.T
     return out
 
 
-def checksum(words: torch.Tensor, seed: int) -> int:
+def checksum(words, seed):
     """See reference.checksum.checksum; waits for the device."""
     out = torch.empty(1, dtype=torch.int32, device=words.device)
     _finish(words, seed, out)
@@ -70,14 +60,14 @@ def _finish(words: torch.Tensor, seed: int, out: torch.Tensor) -> None:
 
 def _sums(bodies: Sequence[torch.Tensor]) -> torch.Tensor:
     """Return the 64 sums of each body (int32 words): int32 (bodies, 64)."""
-    sums = torch.zeros(len(bodies), CHECK_LANES, dtype=torch.int32, device=bodies[0].device)
+    sums = torch.zeros(len(bodies), LANES, dtype=torch.int32, device=bodies[0].device)
     pairs = list(zip(bodies, sums, strict=True))
     # Bodies of one length at equal distances, as in a gathered tensor, need one launch.
     alike = len({body.numel() for body in bodies}) == 1
     for some in [pairs] if alike else [[pair] for pair in pairs]:
         for first, count, (stride, _) in regular_runs(some):
             body, own = some[first]
-            blocks, n = triton.cdiv(body.numel(), CHECK_BLOCK), body.numel()
+            blocks, n = triton.cdiv(body.numel(), BLOCK), body.numel()
             launch(_add_blocks, blocks * count, body, body, stride, n, blocks, own, num_warps=1)
     return sums
 

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import torch
 import triton
 import triton.language as tl
 
-from hvd_adaptive.kernels.packing import Packing, check_words
+from hvd_adaptive.kernels.packing import check_words
 from hvd_adaptive.kernels.triton.decoder import unpack_add
 from hvd_adaptive.kernels.triton.encoder import nothing
 from hvd_adaptive.kernels.triton.encoder import pack as pack_words
@@ -15,22 +14,22 @@ from hvd_adaptive.kernels.triton.encoder import pack as pack_words
 _ANY_BUCKET = 512
 
 
-def pack(codes: torch.Tensor, packing: Packing, words: torch.Tensor) -> None:
-    scheme = {"PREPARE": nothing, "CODE": _itself, "RULE": _itself}
-    pack_words(codes, words, _ANY_BUCKET, packing, 0, (codes,), OPTIONS=(), **scheme)
+def pack(codes, packing, words):
+    scheme = {"PREPARE": nothing, "CODE": _itself, "OPTIONS": ()}
+    pack_words(codes, words, _ANY_BUCKET, packing, 0, (codes,), **scheme)
 
 
-def unpack(words: torch.Tensor, packing: Packing, codes: torch.Tensor) -> None:
+def unpack(words, packing, codes):
     check_words(words, packing, codes)
     unpack_add([(words, words)], _ANY_BUCKET, packing, 1.0, codes, False, (codes,), VALUE=_bare)
 
 
 @triton.jit
-def _itself(v, counter, high, about, state, i, there, rule: tl.constexpr, OPTIONS: tl.constexpr):
+def _itself(v, counter, high, about, state, there, OPTIONS: tl.constexpr):
     return v.to(tl.uint32)
 
 
 @triton.jit
-def _bare(code, bucket, i, there, payload, state, OPTIONS: tl.constexpr):
+def _bare(code, bucket, there, payload, state, OPTIONS: tl.constexpr):
     """Return the code as a float32, which holds it exactly; the sum is stored as a byte."""
     return code.to(tl.float32)

@@ -1,9 +1,8 @@
 """Unpack, look up, scale and add over all ranks' payloads in Triton.
 
-A scheme is a constant of the kernel: ``VALUE(code, bucket, i, there, payload, state, OPTIONS)``
-returns the decoded values, float32, of codes (int32) in buckets (int64). i: the coordinates' places
-in the tensor (int64); there: which of them exist. payload: pointer to the first of the rank's two
-tensors.
+A scheme is a constant of the kernel: ``VALUE(code, bucket, there, payload, state, OPTIONS)``
+returns the decoded values, float32, of codes (int32) in buckets (int64). there: which coordinates
+exist. payload: pointer to the first of the rank's two tensors.
 """
 
 from __future__ import annotations
@@ -16,15 +15,15 @@ import triton
 import triton.language as tl
 
 from hvd_adaptive.kernels.packing import Packing
-from hvd_adaptive.kernels.triton.launch import WARPS, kernel, launch, regular_runs
+from hvd_adaptive.kernels.triton.launch import kernel, launch, regular_runs
 from hvd_adaptive.kernels.triton.layout import (
     Tensor,
     bucket_under,
     coordinate,
     coordinates_left,
     crossed,
+    layout_of,
     magic,
-    segments_of,
     words_left,
 )
 
@@ -64,16 +63,15 @@ def unpack_add(
     if not payloads:
         (out if add else out.zero_()).mul_(factor)
         return
-    segments, n = segments_of(packing), out.numel()
-    tile = 2 * WARPS
+    layout, n = layout_of(packing, bucket_size), out.numel()
     place = out, n, bucket_size, magic(bucket_size), packing.words(n) // 16
-    scheme |= {"SEGMENTS": tile, "BUCKETS": segments.buckets(bucket_size), "LAYOUT": segments}
-    programs = -(-n // (tile * segments.coordinates))
+    programs = -(-n // (layout.tile * layout.coordinates))
     for first, count, steps in regular_runs(payloads):
         scheme["ADD"] = add or first > 0
         at_end = factor if first + count == len(payloads) else 1.0
         args = *payloads[first], *place, count, *steps, at_end, state
-        launch(_decode_kernel, programs, out, *args, OPTIONS=OPTIONS, **scheme)
+        constants = {"LAYOUT": layout, "OPTIONS": OPTIONS, **scheme}
+        launch(_decode_kernel, programs, out, *args, **constants)
 
 
 @kernel
@@ -90,9 +88,7 @@ def _decode_kernel(
     words_step: tl.int64,
     factor,
     state,
-    SEGMENTS: tl.constexpr,
     ADD: tl.constexpr,
-    BUCKETS: tl.constexpr,
     LAYOUT: tl.constexpr,
     VALUE: tl.constexpr,
     OPTIONS: tl.constexpr,
@@ -104,39 +100,28 @@ def _decode_kernel(
     _decode_segments(
         Tensor(out, n, bucket_size, magic),
         Run(payload, words, lane_words, count, step, words_step, factor, VALUE, state, OPTIONS),
-        SEGMENTS,
         ADD,
-        BUCKETS,
         LAYOUT,
     )
 
 
 @triton.jit
-def _decode_segments(
-    tensor,
-    run,
-    SEGMENTS: tl.constexpr,
-    ADD: tl.constexpr,
-    BUCKETS: tl.constexpr,
-    LAYOUT: tl.constexpr,
-):
+def _decode_segments(tensor, run, ADD: tl.constexpr, LAYOUT: tl.constexpr):
     ROWS: tl.constexpr = LAYOUT.rows
-    thread = tl.arange(0, 16 * SEGMENTS)
-    segment = tl.program_id(0).to(tl.int64) * SEGMENTS + thread // 16
+    thread = tl.arange(0, 16 * LAYOUT.tile)
+    segment = tl.program_id(0).to(tl.int64) * LAYOUT.tile + thread // 16
     bucket, within = bucket_under(segment, tensor.bucket_size, LAYOUT.coordinates)
     tile = (segment, thread % 16, bucket, within)
     if LAYOUT.fixed:
         for k in tl.static_range(ROWS):
-            _decode_row(k, tensor, tile, run, ADD, BUCKETS, LAYOUT)
+            _decode_row(k, tensor, tile, run, ADD, LAYOUT)
     else:
         for k in range(ROWS):
-            _decode_row(k, tensor, tile, run, ADD, BUCKETS, LAYOUT)
+            _decode_row(k, tensor, tile, run, ADD, LAYOUT)
 
 
 @triton.jit
-def _decode_row(
-    k, tensor, tile, run, ADD: tl.constexpr, BUCKETS: tl.constexpr, LAYOUT: tl.constexpr
-):
+def _decode_row(k, tensor, tile, run, ADD: tl.constexpr, LAYOUT: tl.constexpr):
     """Add row k of all payloads into the tensor. tile: segments, lanes, the results of
     ``bucket_under``.
     """
@@ -158,10 +143,10 @@ def _decode_row(
         sums = ()
         for digit in tl.static_range(DIGITS):
             place, i, there = coordinate(k, digit, segment, left, lane, LAYOUT)
-            of = bucket + crossed(place, within, tensor.bucket_size, tensor.magic, BUCKETS)
+            of = bucket + crossed(place, within, tensor.bucket_size, tensor.magic, LAYOUT.buckets)
             code = (rest % LAYOUT.base).to(tl.int32)
             rest = rest // LAYOUT.base
-            value = run.value(code, of, i, there, payload, run.state, run.options)
+            value = run.value(code, of, there, payload, run.state, run.options)
             sums = sums + (totals[digit] + value,)
         totals = sums
         source += run.words_step

@@ -7,7 +7,7 @@ Signatures and integers are the same as in reference/eden.py. A rotation is a la
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 
 import torch
 import triton
@@ -24,15 +24,7 @@ from hvd_adaptive.kernels.triton.tables import bucket_norms
 _TILE = 1024
 
 
-def encode(
-    flat: torch.Tensor,
-    scales: torch.Tensor,
-    words: torch.Tensor,
-    bucket_size: int,
-    levels: Levels,
-    shared: int,
-    own: int,
-) -> None:
+def encode(flat, scales, words, bucket_size, levels, shared, own):
     buckets = Buckets(flat.numel(), bucket_size)
     streams = [*shared_streams(shared, levels.bits), own]
     largest = bucket_norms(flat, bucket_size, "linf")
@@ -62,14 +54,7 @@ def encode(
     pack(found, packing_of(1 << levels.bits), words)
 
 
-def decode_add(
-    payloads: Sequence[tuple[torch.Tensor, torch.Tensor]],
-    bucket_size: int,
-    levels: Levels,
-    shared: int,
-    owns: Sequence[int],
-    out: torch.Tensor,
-) -> None:
+def decode_add(payloads, bucket_size, levels, shared, owns, out):
     buckets = Buckets(out.numel(), bucket_size)
     count = packing_of(1 << levels.bits).words(levels.codes(buckets.codes, bucket_size))
     numbers = torch.arange(buckets.count, device=out.device)

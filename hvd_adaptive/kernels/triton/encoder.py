@@ -1,10 +1,9 @@
 """Round stochastically and pack in Triton, with norms in the same launch if buckets allow it.
 
-A scheme is three constants of the kernels. ``PREPARE(bucket, there, state, OPTIONS)`` returns a
-tuple that belongs to a bucket. ``CODE(v, counter, high, about, state, i, there, RULE, OPTIONS)``
-returns the codes (uint32) of coordinates v. counter, high: for random.uniform24. about: the tuple
-of PREPARE. i: the coordinates' places in the tensor (int64); there: which of them exist. state: a
-tuple of tensors and floats, OPTIONS one of integers.
+A scheme is two constants of the kernels. ``PREPARE(bucket, there, state, OPTIONS)`` returns a tuple
+that belongs to a bucket. ``CODE(v, counter, high, about, state, there, OPTIONS)`` returns the codes
+(uint32) of coordinates v. counter, high: for uniforms.uniform24. about: the tuple of PREPARE.
+there: which coordinates exist. state: a tuple of tensors and floats, OPTIONS one of integers.
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ import triton.language as tl
 
 from hvd_adaptive.kernels.packing import Packing
 from hvd_adaptive.kernels.random import signed
-from hvd_adaptive.kernels.triton.launch import WARPS, kernel, launch
+from hvd_adaptive.kernels.triton.launch import kernel, launch
 from hvd_adaptive.kernels.triton.layout import (
     ALIGNED,
     LONG,
@@ -26,8 +25,8 @@ from hvd_adaptive.kernels.triton.layout import (
     coordinate,
     coordinates_left,
     crossed,
+    layout_of,
     magic,
-    segments_of,
     words_left,
 )
 from hvd_adaptive.kernels.triton.uniforms import COUNTER, bucket_key
@@ -38,7 +37,6 @@ class Scheme(NamedTuple):
 
     prepare: Any
     code: Any
-    rule: Any
     state: Any
     options: Any
     buckets: Any
@@ -70,16 +68,14 @@ def pack(
     """Fill ``words`` (int32) with the codes of ``flat`` (float32, (n,)).
 
     Args:
-        scheme: PREPARE, CODE, RULE and OPTIONS. ``state``, which must not be empty, is an argument
-            of these.
+        scheme: PREPARE, CODE and OPTIONS. ``state``, which must not be empty, is an argument of
+            these.
     """
-    segments, n = segments_of(packing), flat.numel()
-    tile = 2 * WARPS
+    layout, n = layout_of(packing, bucket_size), flat.numel()
     buckets = bucket_size, -(-n // bucket_size), magic(bucket_size)
     args = flat, words, n, *buckets, packing.words(n) // 16, signed(key), state
-    constants = {"SEGMENTS": tile, "BUCKETS": segments.buckets(bucket_size), "LAYOUT": segments}
-    programs = -(-n // (tile * segments.coordinates))
-    launch(_pack_kernel, programs, flat, *args, **constants, **scheme)
+    programs = -(-n // (layout.tile * layout.coordinates))
+    launch(_pack_kernel, programs, flat, *args, LAYOUT=layout, **scheme)
 
 
 @kernel
@@ -93,12 +89,9 @@ def _pack_kernel(
     lane_words: tl.int64,
     stream: tl.int64,
     state,
-    SEGMENTS: tl.constexpr,
-    BUCKETS: tl.constexpr,
     LAYOUT: tl.constexpr,
     PREPARE: tl.constexpr,
     CODE: tl.constexpr,
-    RULE: tl.constexpr,
     OPTIONS: tl.constexpr,
 ):
     """Pack a tile of segments in each program."""
@@ -107,30 +100,20 @@ def _pack_kernel(
         Tensor(x, n, bucket_size, magic),
         words,
         lane_words,
-        Scheme(PREPARE, CODE, RULE, state, OPTIONS, buckets, stream),
-        SEGMENTS,
-        BUCKETS,
+        Scheme(PREPARE, CODE, state, OPTIONS, buckets, stream),
         LAYOUT,
     )
 
 
 @triton.jit
-def _pack_segments(
-    tensor,
-    words,
-    lane_words,
-    scheme,
-    SEGMENTS: tl.constexpr,
-    BUCKETS: tl.constexpr,
-    LAYOUT: tl.constexpr,
-):
-    thread = tl.arange(0, 16 * SEGMENTS)
-    segment = tl.program_id(0).to(tl.int64) * SEGMENTS + thread // 16
+def _pack_segments(tensor, words, lane_words, scheme, LAYOUT: tl.constexpr):
+    thread = tl.arange(0, 16 * LAYOUT.tile)
+    segment = tl.program_id(0).to(tl.int64) * LAYOUT.tile + thread // 16
     bucket, within = bucket_under(segment, tensor.bucket_size, LAYOUT.coordinates)
     of_first = _about(bucket, within, scheme)
     of_next = _about(bucket + 1, within - tensor.bucket_size, scheme)
     tile = Tile(segment, thread % 16, bucket, within, of_first, of_next)
-    pack_tile(tensor, tile, words, lane_words, scheme, BUCKETS, LAYOUT)
+    pack_tile(tensor, tile, words, lane_words, scheme, LAYOUT)
 
 
 @triton.jit
@@ -150,7 +133,7 @@ def _about(bucket, within, scheme):
 
 
 @triton.jit
-def pack_tile(tensor, tile, words, lane_words, scheme, BUCKETS: tl.constexpr, LAYOUT: tl.constexpr):
+def pack_tile(tensor, tile, words, lane_words, scheme, LAYOUT: tl.constexpr):
     """Store the words of lanes (int32) of segments, row by row: a lane's bits are gathered in 64
     bits, whose lower word is written out when it is full.
     """
@@ -165,7 +148,7 @@ def pack_tile(tensor, tile, words, lane_words, scheme, BUCKETS: tl.constexpr, LA
         # Stores come last: loads could not pass them.
         full = ()
         for k in tl.static_range(ROWS):
-            unit = _unit(k, left, tensor, tile, scheme, BUCKETS, LAYOUT)
+            unit = _unit(k, left, tensor, tile, scheme, LAYOUT)
             bits = bits | (unit.to(tl.uint64) << (k * WIDTH % 32))
             if k * WIDTH % 32 + WIDTH >= 32:
                 full = full + (bits,)
@@ -175,7 +158,7 @@ def pack_tile(tensor, tile, words, lane_words, scheme, BUCKETS: tl.constexpr, LA
             tl.store(target + word * 16, value, mask=word < own_words)
     else:
         for k in range(ROWS):
-            unit = _unit(k, left, tensor, tile, scheme, BUCKETS, LAYOUT)
+            unit = _unit(k, left, tensor, tile, scheme, LAYOUT)
             word, shift = k * WIDTH // 32, k * WIDTH % 32
             bits = bits | (unit.to(tl.uint64) << shift)
             value = bits.to(tl.uint32).to(tl.int32, bitcast=True)
@@ -185,26 +168,24 @@ def pack_tile(tensor, tile, words, lane_words, scheme, BUCKETS: tl.constexpr, LA
 
 
 @triton.jit
-def _unit(k, left, tensor, tile, scheme, BUCKETS: tl.constexpr, LAYOUT: tl.constexpr):
+def _unit(k, left, tensor, tile, scheme, LAYOUT: tl.constexpr):
     """Build the unit of row k from its last digit to its first; missing coordinates are 0."""
     DIGITS: tl.constexpr = LAYOUT.digits
     unit = tl.zeros(tile.segment.shape, tl.uint32)
     for digit in tl.static_range(DIGITS):
         place, i, there = coordinate(k, DIGITS - 1 - digit, tile.segment, left, tile.lane, LAYOUT)
         v = tl.load(tensor.x + i, mask=there, other=0.0)
-        if BUCKETS == ALIGNED:
+        if LAYOUT.buckets == ALIGNED:
             own = tile.of_first
         else:
-            over = crossed(place, tile.within, tensor.bucket_size, tensor.magic, BUCKETS)
-            if BUCKETS == LONG:
+            over = crossed(place, tile.within, tensor.bucket_size, tensor.magic, LAYOUT.buckets)
+            if LAYOUT.buckets == LONG:
                 own = _chosen(over > 0, tile.of_next, tile.of_first)
             else:
                 within = tile.within - over * tensor.bucket_size
                 own = _about(tile.bucket + over, within, scheme)
         counter = place.to(tl.uint32) * COUNTER + own[0]
-        code = scheme.code(
-            v, counter, own[1], own[2], scheme.state, i, there, scheme.rule, scheme.options
-        )
+        code = scheme.code(v, counter, own[1], own[2], scheme.state, there, scheme.options)
         unit = unit * LAYOUT.base + tl.where(there, code, 0)
     return unit
 

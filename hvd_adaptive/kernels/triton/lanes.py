@@ -56,66 +56,43 @@ def fold(x, begin, size, longest, term: tl.constexpr, state, total, other=0.0):
 
 
 @triton.jit
-def add_square(v, factor, total):
-    """Add the square of ``v`` times ``factor``."""
-    v = v * factor
+def _add_square(v, state, total):
+    """Add the square of ``v``, clipped and then multiplied; state: limit, CLIP, factor."""
+    if state[1]:
+        v = clamped(v, state[0])
+    v = v * state[2]
     return total + v * v
 
 
 @triton.jit
-def add_clamped_square(v, state, total):
-    """Add the square of ``v``, clipped and then multiplied; state: (factor, limit)."""
-    v = clamped(v, state[1]) * state[0]
-    return total + v * v
-
-
-@triton.jit
-def largest_bits(v, state, total):
-    """Keep the largest bits: infinite or NaN bit patterns are larger than every finite one."""
+def _largest_bits(v, state, total):
+    """Keep the largest bits of ``v``, clipped; state: limit, CLIP. Infinite or NaN bit patterns are
+    larger than every finite one.
+    """
+    if state[1]:
+        v = clamped(v, state[0])
     return tl.maximum(total, v.to(tl.int32, bitcast=True) & 0x7FFFFFFF)
 
 
 @triton.jit
-def largest_clamped_bits(v, limit, total):
-    """Keep the largest bits of ``v`` clipped to ``limit``."""
-    return tl.maximum(total, clamped(v, limit).to(tl.int32, bitcast=True) & 0x7FFFFFFF)
-
-
-@triton.jit
 def norms_of(
-    x,
-    begin,
-    size,
-    longest,
-    limit,
-    BUCKETS: tl.constexpr,
-    LINF: tl.constexpr,
-    CLIP: tl.constexpr,
+    x, begin, size, longest, limit, BUCKETS: tl.constexpr, LINF: tl.constexpr, CLIP: tl.constexpr
 ):
     """Return norms (BUCKETS, 1) of buckets: see reference.bucket_norms. limit: of |v|, if CLIP."""
     if LINF:
         bits = tl.zeros((BUCKETS, 32), tl.int32)
-        if CLIP:
-            bits = fold(x, begin, size, longest, largest_clamped_bits, limit, bits)
-        else:
-            bits = fold(x, begin, size, longest, largest_bits, 0, bits)
+        bits = fold(x, begin, size, longest, _largest_bits, (limit, CLIP), bits)
         norm = tl.max(bits, axis=1).to(tl.float32, bitcast=True)
     else:
         zeros = tl.zeros((BUCKETS, 32), tl.float32)
         one = tl.full((BUCKETS, 1), 1.0, tl.float32)
-        if CLIP:
-            lanes = fold(x, begin, size, longest, add_clamped_square, (one, limit), zeros)
-        else:
-            lanes = fold(x, begin, size, longest, add_square, one, zeros)
+        lanes = fold(x, begin, size, longest, _add_square, (limit, CLIP, one), zeros)
         total = lane_tree(lanes, BUCKETS)
         factor = tl.where(total < 2.0**-80, 2.0**96, tl.where(total <= 2.0**120, 1.0, 2.0**-96))
         # In rare cases a sum leaves the safe range: it is computed again, scaled.
         if tl.max((factor != 1.0).to(tl.int32), axis=0) > 0:
             scale = tl.reshape(factor, (BUCKETS, 1))
-            if CLIP:
-                lanes = fold(x, begin, size, longest, add_clamped_square, (scale, limit), zeros)
-            else:
-                lanes = fold(x, begin, size, longest, add_square, scale, zeros)
+            lanes = fold(x, begin, size, longest, _add_square, (limit, CLIP, scale), zeros)
             total = lane_tree(lanes, BUCKETS)
         back = tl.where(factor > 1.0, 2.0**-96, tl.where(factor < 1.0, 2.0**96, 1.0))
         norm = tl.sqrt_rn(total) * back

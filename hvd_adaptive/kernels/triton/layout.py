@@ -1,9 +1,9 @@
 """Locate coordinates in words, and words and buckets under a tile of coordinates, in Triton.
 
 A segment is the least run of coordinates that begins and ends with whole words in every lane: a
-block of fixed width, or some rows of radix packing (kernels/packing.py). A tile is ``SEGMENTS``
-segments times 16 lanes, one thread for each lane; a thread makes all words of its lane. In both
-packings a row has some digits in each lane, which make a unit of ``width`` bits, sum_digit code *
+block of fixed width, or some rows of radix packing (kernels/packing.py). A tile is some segments
+times 16 lanes, one thread for each lane; a thread makes all words of its lane. In both packings a
+row has some digits in each lane, which make a unit of ``width`` bits, sum_digit code *
 base**digit.
 """
 
@@ -18,8 +18,8 @@ import torch
 import triton
 import triton.language as tl
 
-from hvd_adaptive.kernels.packing import LANES, QUARTERS, ROWS, Packing
-from hvd_adaptive.kernels.triton.launch import launch
+from hvd_adaptive.kernels.packing import QUARTERS, ROWS, Packing
+from hvd_adaptive.kernels.triton.launch import WARPS, launch
 
 _LEAST_ROWS = 8
 _TILE = 1024
@@ -39,9 +39,9 @@ class Tensor(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Segments:
-    """Hold the constants of a packing, LAYOUT in kernels. fixed: of fixed width,
-    whose last block has shorter quarters.
+class Layout:
+    """Hold constants of kernels, LAYOUT there. fixed: of fixed width, whose last block has shorter
+    quarters. buckets: how they lie on the segments. tile: the segments of a program.
     """
 
     fixed: bool
@@ -49,25 +49,26 @@ class Segments:
     digits: int
     base: int
     width: int
+    buckets: int
+    tile: int
 
     @property
     def coordinates(self) -> int:
+        """Return the coordinates of a segment."""
         return 16 * self.rows * self.digits
 
-    def buckets(self, bucket_size: int) -> int:
-        """Return how buckets of this size lie on the segments."""
-        return buckets_on(bucket_size, self.coordinates)
 
-
-@functools.cache
-def segments_of(packing: Packing) -> Segments:
-    """Return the segments of a packing."""
+@functools.lru_cache(maxsize=256)
+def layout_of(packing: Packing, bucket_size: int, warps: int = WARPS) -> Layout:
+    """Return the layout of a packing and of buckets."""
     if packing.digits == 1:
         bits = packing.width
-        return Segments(True, ROWS, QUARTERS, 1 << bits, QUARTERS * bits)
-    rows = max(_LEAST_ROWS, 32 // math.gcd(packing.width, 32))
-    assert LANES == 16
-    return Segments(False, rows, packing.digits, packing.alphabet, packing.width)
+        unit = ROWS, QUARTERS, 1 << bits, QUARTERS * bits
+    else:
+        rows = max(_LEAST_ROWS, 32 // math.gcd(packing.width, 32))
+        unit = rows, packing.digits, packing.alphabet, packing.width
+    buckets = buckets_on(bucket_size, 16 * unit[0] * unit[1])
+    return Layout(packing.digits == 1, *unit, buckets, 2 * warps)
 
 
 def magic(bucket_size: int) -> int:

@@ -11,21 +11,21 @@ import torch
 import triton
 import triton.language as tl
 
-from hvd_adaptive.kernels.constants import MOST_PASSES, NEGLIGIBLE, START_HIGH, START_LOW, TOLERANCE
+from hvd_adaptive.kernels import levels as spec
+from hvd_adaptive.kernels.levels import MOST_PASSES
 from hvd_adaptive.kernels.triton.lanes import fold, lane_tree, norm_of
 from hvd_adaptive.kernels.triton.launch import kernel, launch
 from hvd_adaptive.kernels.triton.tables import bucket_norms, clipped
 
-_MOST_PASSES, _NEGLIGIBLE = tl.constexpr(MOST_PASSES), tl.constexpr(NEGLIGIBLE)
-_START_LOW, _START_HIGH = tl.constexpr(START_LOW), tl.constexpr(START_HIGH)
-_TOLERANCE = tl.constexpr(TOLERANCE)
+_MOST_PASSES, _NEGLIGIBLE = tl.constexpr(MOST_PASSES), tl.constexpr(spec.NEGLIGIBLE)
+_START_LOW, _START_HIGH = tl.constexpr(spec.START_LOW), tl.constexpr(spec.START_HIGH)
+_TOLERANCE = tl.constexpr(spec.TOLERANCE)
 
 
-def orq_levels(
-    flat: torch.Tensor, bucket_size: int, levels: int, clip: float | None, sweeps: int
-) -> torch.Tensor:
+def orq_levels(flat, bucket_size, levels, clip, sweeps):
     flat = flat if clip is None else clipped(flat, bucket_size, clip)
-    ordered, norms = _ordered(flat, bucket_size), bucket_norms(flat, bucket_size, "linf")
+    ordered = spec.sorted_rows(flat, bucket_size)
+    norms = bucket_norms(flat, bucket_size, "linf")
     out = flat.new_empty(norms.numel(), levels)
     args, room = (flat.numel(), bucket_size, levels, sweeps), triton.next_power_of_2(levels)
     constants = {"ROOM": max(32, room), "num_warps": 1}
@@ -33,35 +33,20 @@ def orq_levels(
     return out
 
 
-def quantile_levels(
-    flat: torch.Tensor, bucket_size: int, levels: int, clip: float | None
-) -> torch.Tensor:
+def quantile_levels(flat, bucket_size, levels, clip):
     flat = flat if clip is None else clipped(flat, bucket_size, clip)
-    rows = _ordered(flat, bucket_size).view(-1, bucket_size)
-    norms = bucket_norms(flat, bucket_size, "linf").unsqueeze(1)
-    buckets = torch.arange(rows.shape[0], device=flat.device).unsqueeze(1)
-    ends = (flat.numel() - buckets * bucket_size).clamp(max=bucket_size) - 1
-    products = ends * torch.arange(levels, device=flat.device)
-    place, rest = products // (levels - 1), products % (levels - 1)
-    below = rows.gather(1, place).to(torch.float64)
-    above = rows.gather(1, torch.minimum(place + 1, ends)).to(torch.float64)
-    # For a division by a number torch would multiply with its inverse on a GPU, which rounds twice.
-    last = torch.full((), levels - 1, dtype=torch.float64, device=flat.device)
-    found = below + (above - below) * (rest.to(torch.float64) / last)
-    return torch.where(norms > 0, found.to(torch.float32), norms)
+    return spec.quantiles(flat, bucket_norms(flat, bucket_size, "linf"), bucket_size, levels)
 
 
-def mean_magnitudes(flat: torch.Tensor, bucket_size: int, clip: float | None) -> torch.Tensor:
+def mean_magnitudes(flat, bucket_size, clip):
     return _solved(_mean_kernel, flat, bucket_size, clip, 1)
 
 
-def symmetric_levels(flat: torch.Tensor, bucket_size: int, clip: float | None) -> torch.Tensor:
+def symmetric_levels(flat, bucket_size, clip):
     return _solved(_symmetric_kernel, flat, bucket_size, clip, 1)
 
 
-def conditional_means(
-    flat: torch.Tensor, bucket_size: int, clip: float | None, iterate: bool
-) -> torch.Tensor:
+def conditional_means(flat, bucket_size, clip, iterate):
     passes = MOST_PASSES if iterate else 1
     return _solved(_conditional_kernel, flat, bucket_size, clip, 3, PASSES=passes)
 
@@ -74,13 +59,6 @@ def _solved(
     out = flat.new_empty(-(-flat.numel() // bucket_size), columns)
     launch(solver, out.shape[0], flat, flat, out, flat.numel(), bucket_size, num_warps=1, **more)
     return out
-
-
-def _ordered(flat: torch.Tensor, bucket_size: int) -> torch.Tensor:
-    """Sort each bucket in ascending order, without negative zeros; infinities fill the last one."""
-    rows = flat.new_full((-(-flat.numel() // bucket_size) * bucket_size,), float("inf"))
-    rows[: flat.numel()] = flat + 0.0
-    return torch.sort(rows.view(-1, bucket_size), dim=1).values.reshape(-1)
 
 
 @triton.jit

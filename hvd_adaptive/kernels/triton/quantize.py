@@ -1,7 +1,8 @@
-"""Find the index of the level to which a coordinate is rounded, in Triton, rule by rule.
+"""Round coordinates to the levels of a table in Triton, rule by rule.
 
-tables.KernelTable defines the rules; encoder.py describes how the functions are called. ``state``
-begins with the buckets' scales and limits; ``OPTIONS`` is (thresholds, base, alphabet, clip).
+tables.KernelTable defines the rules; encoder.py describes how ``prepare`` and the functions of the
+rules are called. ``state`` begins with the buckets' scales and limits; ``OPTIONS`` begins with
+thresholds, base, alphabet, clip.
 """
 
 from __future__ import annotations
@@ -45,32 +46,38 @@ def prepare(bucket, there, state, OPTIONS: tl.constexpr):
 
 
 @triton.jit
-def code_of(v, counter, high, about, state, i, there, rule: tl.constexpr, OPTIONS: tl.constexpr):
-    """Return codes (uint32) of coordinates v."""
+def _drawn(v, counter, high, about, OPTIONS: tl.constexpr):
+    """Return v within its limit, r, and the random integer."""
     if OPTIONS[3]:
         v = clamped(v, about[2])
-    r = tl.abs(v) * about[0]
-    m = rule(r, uniform24(counter, high), state, OPTIONS)
+    return v, tl.abs(v) * about[0], uniform24(counter, high)
+
+
+@triton.jit
+def _code(m, v, about, OPTIONS: tl.constexpr):
+    """Return the code (uint32) of index m."""
     code = (m + OPTIONS[1]).to(tl.uint32)
     code = tl.where(v < 0, OPTIONS[2] - 1 - code, code)
     return tl.where(about[1], code, OPTIONS[2] // 2)
 
 
 @triton.jit
-def count(r, u, state, OPTIONS: tl.constexpr):
+def count(v, counter, high, about, state, there, OPTIONS: tl.constexpr):
     """Count the ascending thresholds that r exceeds; starts and gaps are kernel arguments."""
+    v, r, u = _drawn(v, counter, high, about, OPTIONS)
     THRESHOLDS: tl.constexpr = OPTIONS[0]
     m = tl.zeros(r.shape, tl.int32)
     for j in tl.static_range(THRESHOLDS):
         start = tl.cast(state[_STATE + 2 * j], tl.float32)
         gap = tl.cast(state[_STATE + 2 * j + 1], tl.float32)
         m = tl.where(r > start + u * gap, j + 1, m)
-    return m
+    return _code(m, v, about, OPTIONS)
 
 
 @triton.jit
-def search(r, u, state, OPTIONS: tl.constexpr):
+def search(v, counter, high, about, state, there, OPTIONS: tl.constexpr):
     """Find r's interval by bisection, then compare once; see ``_search_rows`` for the arrays."""
+    v, r, u = _drawn(v, counter, high, about, OPTIONS)
     STEPS: tl.constexpr = OPTIONS[5]
     lower, room = state[_STATE], OPTIONS[4]
     m = tl.zeros(r.shape, tl.int32)
@@ -78,21 +85,24 @@ def search(r, u, state, OPTIONS: tl.constexpr):
         step = room >> (half + 1)
         m = tl.where(tl.load(lower + m + step) < r, m + step, m)
     start, gap = tl.load(lower + room + m), tl.load(lower + 2 * room + m)
-    return m + (r > start + u * gap).to(tl.int32)
+    return _code(m + (r > start + u * gap).to(tl.int32), v, about, OPTIONS)
 
 
 @triton.jit
-def uniform(r, u, state, OPTIONS: tl.constexpr):
+def uniform(v, counter, high, about, state, there, OPTIONS: tl.constexpr):
+    v, r, u = _drawn(v, counter, high, about, OPTIONS)
     slope, offset = state[_STATE], state[_STATE + 1]
     y = tl.where(r < 1.0, r, 1.0) * slope + offset
     whole = y.to(tl.int32)
     fraction = u * 2.0**-24 + 2.0**-25
-    return whole + (y - whole.to(tl.float32) > fraction).to(tl.int32)
+    m = whole + (y - whole.to(tl.float32) > fraction).to(tl.int32)
+    return _code(m, v, about, OPTIONS)
 
 
 @triton.jit
-def exponential(r, u, state, OPTIONS: tl.constexpr):
+def exponential(v, counter, high, about, state, there, OPTIONS: tl.constexpr):
     """Find the index by the logarithm of w."""
+    v, r, u = _drawn(v, counter, high, about, OPTIONS)
     gain, first = tl.cast(state[_STATE], tl.float32), state[_STATE + 1]
     per_octave, top = state[_STATE + 2], state[_STATE + 3]
     start, gap = tl.cast(state[_STATE + 4], tl.float32), tl.cast(state[_STATE + 5], tl.float32)
@@ -102,12 +112,13 @@ def exponential(r, u, state, OPTIONS: tl.constexpr):
     p = (((((_C6 * t + _C5) * t + _C4) * t + _C3) * t + _C2) * t + _C1) * t + _C0
     log2 = (bits >> 23).to(tl.float32) + p * t
     m = tl.minimum(tl.maximum((log2 * per_octave + top).to(tl.int32), 1), OPTIONS[0])
-    return tl.where(r > least, m, (r > start + u * gap).to(tl.int32))
+    m = tl.where(r > least, m, (r > start + u * gap).to(tl.int32))
+    return _code(m, v, about, OPTIONS)
 
 
 def rule_of(table: KernelTable, device: torch.device) -> tuple[Any, tuple, tuple]:
-    """Return a table's rule, its entries in ``state`` behind scales and limits, and its ``OPTIONS``
-    behind the first four.
+    """Return CODE for a table's rule, its entries in ``state`` behind scales and limits, and its
+    ``OPTIONS`` behind the first four.
     """
     if table.rule == "uniform":
         return uniform, tuple(table.numbers[:2].tolist()), ()

@@ -24,7 +24,7 @@ from hvd_adaptive.kernels.triton.decoder import unpack_add
 from hvd_adaptive.kernels.triton.encoder import Scheme, Tile, pack, pack_tile
 from hvd_adaptive.kernels.triton.lanes import bucket_sizes, clamped, norm_of, norms_of
 from hvd_adaptive.kernels.triton.launch import WARPS, kernel, launch, multiprocessors, on_device
-from hvd_adaptive.kernels.triton.layout import ALIGNED, Tensor, for_each, place_of, segments_of
+from hvd_adaptive.kernels.triton.layout import Tensor, for_each, layout_of, place_of
 from hvd_adaptive.kernels.triton.uniforms import COUNTER, bucket_key
 
 # Norm and codes come from one launch if a bucket is whole tiles of a warp and not longer than this:
@@ -35,29 +35,18 @@ _TILE, _MOST_FUSED = 1024, 1 << 16
 _WARPS_OF_FEW = ((2, 8), (8, 4))
 
 
-def encode(
-    flat: torch.Tensor,
-    scales: torch.Tensor,
-    words: torch.Tensor,
-    bucket_size: int,
-    norm: str,
-    table: KernelTable,
-    key: int,
-    clip: float | None = None,
-    summing: bool = False,
-) -> None:
+def encode(flat, scales, words, bucket_size, norm, table, key, clip=None, summing=False):
     rule, numbers, sizes = quantize.rule_of(table, flat.device)
     limits = scales if clip is None else _clip_limits(flat, bucket_size, clip)
     state = (scales, limits, *numbers)
     options = (table.thresholds, table.base, table.alphabet, int(clip is not None), *sizes)
-    scheme: dict[str, Any] = {"CODE": quantize.code_of, "RULE": rule, "OPTIONS": options}
+    scheme: dict[str, Any] = {"CODE": rule, "OPTIONS": options}
     if table.packing.digits == 1 and bucket_size % _TILE == 0 and bucket_size <= _MOST_FUSED:
         load = scales.numel() / multiprocessors(flat.device)
         warps = next((warps for least, warps in _WARPS_OF_FEW if load < least), 1)
         lane_words = table.packing.words(flat.numel()) // 16
         args = flat, words, flat.numel(), bucket_size, lane_words, signed(key), state
-        scheme |= {"SEGMENTS": 2 * warps, "LINF": norm == "linf"}
-        scheme["LAYOUT"] = segments_of(table.packing)
+        scheme |= {"LINF": norm == "linf", "LAYOUT": layout_of(table.packing, bucket_size, warps)}
         launch(_fused_kernel, scales.numel(), flat, *args, num_warps=warps, **scheme)
         return
     _fill_norms(flat, bucket_size, norm, None if clip is None else limits, scales)
@@ -65,21 +54,14 @@ def encode(
     pack(flat, words, bucket_size, table.packing, key, state, **scheme)
 
 
-def decode_add(
-    payloads: list[tuple[torch.Tensor, torch.Tensor]],
-    bucket_size: int,
-    table: KernelTable,
-    factor: float,
-    out: torch.Tensor,
-    add: bool = True,
-) -> None:
+def decode_add(payloads, bucket_size, table, factor, out, add=True):
     n = out.numel()
     check_sections(payloads, "scales", -(-n // bucket_size), table.packing.words(n))
     state = (_values(table, out.device),)
     unpack_add(payloads, bucket_size, table.packing, factor, out, add, state, VALUE=_scaled_level)
 
 
-def bucket_norms(flat: torch.Tensor, bucket_size: int, norm: str) -> torch.Tensor:
+def bucket_norms(flat, bucket_size, norm):
     norms = flat.new_empty(-(-flat.numel() // bucket_size))
     _fill_norms(flat, bucket_size, norm, None, norms)
     return norms
@@ -110,13 +92,13 @@ def _clip_limits(flat: torch.Tensor, bucket_size: int, clip: float) -> torch.Ten
     return limits
 
 
-def clipped(flat: torch.Tensor, bucket_size: int, clip: float) -> torch.Tensor:
+def clipped(flat, bucket_size, clip):
     limits, out, n = _clip_limits(flat, bucket_size, clip), torch.empty_like(flat), flat.numel()
     for_each(_clip_kernel, flat, n, bucket_size, flat, limits, out)
     return out
 
 
-def histogram(bucket: torch.Tensor, scale: float) -> torch.Tensor:
+def histogram(bucket, scale):
     n, found = bucket.numel(), bucket.new_zeros(BINS + 2, dtype=torch.int64)
     inverse = float(np.float32(1) / np.float32(scale))
     constants = {"TILE": _TILE, "BINS": BINS, "COARSE": COARSE_BINS}
@@ -125,7 +107,7 @@ def histogram(bucket: torch.Tensor, scale: float) -> torch.Tensor:
 
 
 @triton.jit
-def _scaled_level(code, bucket, i, there, scales, state, OPTIONS: tl.constexpr):
+def _scaled_level(code, bucket, there, scales, state, OPTIONS: tl.constexpr):
     """Multiply a shared table's value by the bucket's scale."""
     scale = tl.load(scales + bucket, mask=there, other=0.0)
     return tl.load(state[0] + code) * scale
@@ -145,11 +127,9 @@ def _fused_kernel(
     lane_words: tl.int64,
     stream: tl.int64,
     state,
-    SEGMENTS: tl.constexpr,
     LINF: tl.constexpr,
     LAYOUT: tl.constexpr,
     CODE: tl.constexpr,
-    RULE: tl.constexpr,
     OPTIONS: tl.constexpr,
 ):
     """Compute a bucket's norm in each program, then its codes, a tile of segments at a time."""
@@ -162,8 +142,8 @@ def _fused_kernel(
     about = (inverse, usable, limit)
     low, high = bucket_key(stream, bucket)
     tensor = Tensor(x, n, bucket_size, bucket)
-    thread = tl.arange(0, 16 * SEGMENTS)
-    for first in range(0, bucket_size, SEGMENTS * 512):
+    thread = tl.arange(0, 16 * LAYOUT.tile)
+    for first in range(0, bucket_size, LAYOUT.tile * 512):
         within = first + (thread // 16).to(tl.int64) * 512
         # A tile may reach beyond its bucket: those segments belong to no tensor.
         segment = tl.where(within < bucket_size, (bucket * bucket_size + within) // 512, 1 << 50)
@@ -175,8 +155,7 @@ def _fused_kernel(
             words,
             lane_words,
             # Nothing reads PREPARE, the number of buckets, and magic: segments lie in one bucket.
-            Scheme(CODE, CODE, RULE, state, OPTIONS, bucket, stream),
-            ALIGNED,
+            Scheme(CODE, CODE, state, OPTIONS, bucket, stream),
             LAYOUT,
         )
 

@@ -17,7 +17,7 @@ _MIX64_A, _MIX64_B = tl.constexpr(random.MIX64_A), tl.constexpr(random.MIX64_B)
 _MIX32_A, _MIX32_B = tl.constexpr(random.MIX32_A), tl.constexpr(random.MIX32_B)
 
 
-def uniforms(coordinates: int, bucket_size: int, key: int, device: torch.device) -> torch.Tensor:
+def uniforms(coordinates, bucket_size, key, device):
     out = torch.empty(coordinates, dtype=torch.float32, device=device)
     for_each(_uniforms_kernel, out, coordinates, bucket_size, signed(key), out)
     return out

@@ -10,7 +10,7 @@ from scheme_cases import schemes
 from hvd_adaptive import Tuning
 from hvd_adaptive.coding.header import CHECKSUM_AT, SIZE, body_seed
 from hvd_adaptive.coding.payload import arrived
-from hvd_adaptive.kernels.constants import BlockSums
+from hvd_adaptive.kernels.checksum import BlockSums
 from hvd_adaptive.kernels.reference import checksum as reference
 
 # Packed by whole bits, and several codes to a number; tables counted, searched, uniform and not.

@@ -22,9 +22,9 @@ from hvd_adaptive.kernels.triton.layout import (
     coordinate,
     coordinates_left,
     crossed,
+    layout_of,
     magic,
     place_of,
-    segments_of,
     words_left,
 )
 
@@ -40,7 +40,6 @@ def probe(
     bucket_size: tl.int64,
     magic: tl.int64,
     lane_words: tl.int64,
-    BUCKETS: tl.constexpr,
     LAYOUT: tl.constexpr,
 ):
     """Of two segments from ``first`` on: the bucket and the place in it of each coordinate (-1 if
@@ -55,7 +54,7 @@ def probe(
     for k in tl.static_range(ROWS):
         for digit in tl.static_range(DIGITS):
             place, i, there = coordinate(k, digit, segment, left, thread % 16, LAYOUT)
-            over = crossed(place, within, bucket_size, magic, BUCKETS)
+            over = crossed(place, within, bucket_size, magic, LAYOUT.buckets)
             at = out + ((k * DIGITS + digit) * 32 + thread) * 3
             tl.store(at, tl.where(there, i, -1))
             tl.store(at + 1, bucket + over)
@@ -64,12 +63,11 @@ def probe(
 
 def probed(alphabet: int, first: int, n: int, bucket: int) -> tuple[np.ndarray, np.ndarray]:
     packing = packing_of(alphabet)
-    segments = segments_of(packing)
-    out = torch.zeros(segments.rows, segments.digits, 2, 16, 3, dtype=torch.int64, device=DEVICE)
+    layout = layout_of(packing, bucket)
+    out = torch.zeros(layout.rows, layout.digits, 2, 16, 3, dtype=torch.int64, device=DEVICE)
     words = torch.zeros(2, 16, dtype=torch.int32, device=DEVICE)
     place = first, n, bucket, magic(bucket), packing.words(n) // 16
-    constants = {"LAYOUT": segments, "BUCKETS": segments.buckets(bucket), "num_warps": 1}
-    launch(probe, 1, out, out, words, *place, **constants)
+    launch(probe, 1, out, out, words, *place, LAYOUT=layout, num_warps=1)
     return out.cpu().numpy(), words.cpu().numpy()
 
 
@@ -93,7 +91,7 @@ def coordinate_of(alphabet: int, n: int, segment: int, row: int, digit: int, lan
 def test_coordinates_buckets_and_words(alphabet: int, bucket: int):
     """The last two segments of a tensor of more than 2**33 coordinates."""
     n = FAR + 300
-    size = segments_of(packing_of(alphabet)).coordinates
+    size = layout_of(packing_of(alphabet), 100).coordinates
     first = n // size - 1
     got, words = probed(alphabet, first, n, bucket)
     rows, digits = got.shape[:2]
@@ -150,7 +148,7 @@ def test_each_coordinate_is_met_once():
     for alphabet, n in ((8, 700), (9, 1500)):
         got, _ = probed(alphabet, 0, n, 100)
         there = np.sort(got[..., 0].ravel())
-        size = segments_of(packing_of(alphabet)).coordinates
+        size = layout_of(packing_of(alphabet), 100).coordinates
         assert there[there >= 0].tolist() == list(range(min(n, 2 * size)))
 
 

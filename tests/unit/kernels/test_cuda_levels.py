@@ -8,28 +8,19 @@ import numpy as np
 import pytest
 import torch
 from kernel_cases import constant, heavy, one_outlier, ordinary, same_bits, vector, with_nan, zeros
+from test_bucket_kernels import SOLVERS
 from triton_interpreter import moved
 
 from hvd_adaptive.kernels.reference import levels as reference_levels
 from hvd_adaptive.kernels.triton import launch as cuda_launch
 from hvd_adaptive.kernels.triton import levels as cuda_levels
 
-SOLVERS = {
-    "orq": lambda m, x, b, clip: m.orq_levels(x, b, 5, clip, 2),
-    "orq of one split": lambda m, x, b, clip: m.orq_levels(x, b, 3, clip, 0),
-    "quantiles": lambda m, x, b, clip: m.quantile_levels(x, b, 4, clip),
-    "mean magnitudes": lambda m, x, b, clip: m.mean_magnitudes(x, b, clip),
-    "symmetric": lambda m, x, b, clip: m.symmetric_levels(x, b, clip),
-    "conditional": lambda m, x, b, clip: m.conditional_means(x, b, clip, False),
-    "conditional, iterated": lambda m, x, b, clip: m.conditional_means(x, b, clip, True),
-}
-
-
 SHAPES = itertools.cycle([(60, None), (130, 1.5)])
+NAMES = [name for name in SOLVERS if name != "orq-17-descent"]
 
 
 @pytest.mark.parametrize(
-    ("name", "bucket", "clip"), [(n, *s) for n, s in zip(SOLVERS, SHAPES, strict=False)]
+    ("name", "bucket", "clip"), [(n, *s) for n, s in zip(NAMES, SHAPES, strict=False)]
 )
 def test_levels(name: str, bucket: int, clip: float | None):
     """A bucket of each kind and a partial one."""
@@ -55,7 +46,7 @@ def test_many_levels(levels: int, bucket: int, sweeps: int):
 
 def test_buckets_of_one_coordinate():
     flat = torch.tensor([1.5, -2.0, 0.0, float("inf"), 3e-39])
-    for solve in SOLVERS.values():
+    for solve in map(SOLVERS.get, NAMES):
         with np.errstate(all="ignore"):
             want = solve(reference_levels, flat, 1, None)
             got = solve(cuda_levels, *moved(flat), 1, None)

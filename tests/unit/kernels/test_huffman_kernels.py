@@ -1,4 +1,4 @@
-"""Prefix-code kernels: Numba byte for byte like the oracle, and nothing outside the arrays."""
+"""Prefix-code kernels: bit for bit what is told of them, and nothing outside the arrays."""
 
 from __future__ import annotations
 
@@ -6,14 +6,14 @@ import functools
 
 import numpy as np
 import pytest
+import unit_oracles as oracle
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from wire_decoder import bits_of
 
 from hvd_adaptive.coding.prefix_code import PrefixCode
-from hvd_adaptive.kernels.numba import huffman as cpu_huffman
-from hvd_adaptive.kernels.reference import huffman as reference_huffman
+from hvd_adaptive.kernels.numba import huffman
 
-KERNELS = (cpu_huffman, reference_huffman)
 GUARD = 0xA5
 ALPHABETS = (2, 3, 7, 8, 9, 31, 256, 300, 4096)
 
@@ -29,8 +29,12 @@ def draw(book: PrefixCode, p: np.ndarray | None, count: int, seed: int) -> np.nd
     return np.random.default_rng(seed).choice(book.alphabet, count, p=p).astype(kind)
 
 
-def guarded(size: int) -> np.ndarray:
-    return np.full(size + 64, GUARD, np.uint8)
+def guarded(shape, kind=np.uint8) -> np.ndarray:
+    return np.full(shape, GUARD, kind)
+
+
+def text_of(data: np.ndarray) -> str:
+    return "".join(map(str, bits_of(data.tobytes(), "little")))
 
 
 @settings(max_examples=40)
@@ -42,7 +46,7 @@ def guarded(size: int) -> np.ndarray:
     bit=st.integers(0, 20),
     seed=st.integers(0, 1),
 )
-def test_both_kernels_agree_and_invert(alphabet, concentration, counts, fitting, bit, seed):
+def test_streams_are_as_told(alphabet, concentration, counts, fitting, bit, seed):
     """Runs with a book each follow one another in a stream, which may begin at any bit; symbols
     may be others than the book expects."""
     books = [book_of(alphabet, concentration, seed + k) for k in range(len(counts))]
@@ -50,25 +54,20 @@ def test_both_kernels_agree_and_invert(alphabet, concentration, counts, fitting,
         draw(book, p if fitting else None, count, seed)
         for (book, p), count in zip(books, counts, strict=True)
     ]
-    room = 4 + sum(cpu_huffman.most_bytes(count) for count in counts)
-    streams = []
-    for kernel in KERNELS:
-        out, ends = guarded(room), [bit]
-        out[bit // 8] = 0x35
-        for run, (book, _) in zip(runs, books, strict=True):
-            ends.append(kernel.encode(run, book, out[:room], ends[-1]))
-        assert (out[room:] == GUARD).all() and (out[: bit // 8] == GUARD).all()
-        size = -(-ends[-1] // 8)
-        assert out[bit // 8] & ((1 << bit % 8) - 1) == 0x35 & ((1 << bit % 8) - 1)
-        assert ends[-1] % 8 == 0 or out[size - 1] >> ends[-1] % 8 == 0
-        streams.append((ends, out[bit // 8 : size].tobytes()))
-        data = out[:size].copy()
-        for other in KERNELS:
-            for run, (book, _), begin, end in zip(runs, books, ends, ends[1:], strict=False):
-                back = np.full(run.size + 8, GUARD, run.dtype)
-                assert other.decode(data, begin, book, back[: run.size]) == end
-                assert np.array_equal(back[: run.size], run) and (back[run.size :] == GUARD).all()
-    assert streams[0] == streams[1]
+    room = 4 + sum(huffman.most_bytes(count) for count in counts)
+    out, ends, told = guarded(room + 64), [bit], ""
+    out[bit // 8] = 0x35
+    before = text_of(out[: bit // 8 + 1])[:bit]
+    for run, (book, _) in zip(runs, books, strict=True):
+        ends.append(huffman.encode(run, book, out[:room], ends[-1]))
+        told += oracle.prefix_bits(book, run)
+    assert (out[room:] == GUARD).all() and ends[-1] == bit + len(told)
+    data = out[: -(-ends[-1] // 8)].copy()
+    assert text_of(data) == before + told + "0" * (-ends[-1] % 8)
+    for run, (book, _), begin, end in zip(runs, books, ends, ends[1:], strict=False):
+        back = guarded(run.size + 8, run.dtype)
+        assert huffman.decode(data, begin, book, back[: run.size]) == end
+        assert np.array_equal(back[: run.size], run) and (back[run.size :] == GUARD).all()
 
 
 @pytest.mark.parametrize("alphabet", ALPHABETS)
@@ -76,10 +75,10 @@ def test_long_streams(alphabet, count=66_000):
     """Long enough for the fast loop, and for blocks of any length."""
     book, p = book_of(alphabet, 0.1)
     symbols = draw(book, p, count, 1)
-    out = np.zeros(cpu_huffman.most_bytes(count), np.uint8)
-    end = cpu_huffman.encode(symbols, book, out)
+    out = np.zeros(huffman.most_bytes(count), np.uint8)
+    end = huffman.encode(symbols, book, out)
     back = np.empty_like(symbols)
-    assert cpu_huffman.decode(out[: -(-end // 8)].copy(), 0, book, back) == end
+    assert huffman.decode(out[: -(-end // 8)].copy(), 0, book, back) == end
     assert np.array_equal(back, symbols)
     assert end / count <= 1.1 * book.bits_per_symbol(p) + 200 / count
 
@@ -91,40 +90,36 @@ def test_two_streams_at_a_time(alphabet, count):
     """What each would be alone, guards included; one may be damaged or end too early."""
     book, p = book_of(alphabet, 0.3)
     rows = np.stack([draw(book, law, count, 5) for law in (p, None)])
-    room = cpu_huffman.most_bytes(count)
-    outs = np.full((2, room + 64), GUARD, np.uint8)
-    alone = np.zeros(room, np.uint8)
-    ends = cpu_huffman.encode_two(rows, book, outs[:, :room])
+    room = huffman.most_bytes(count)
+    outs, alone = guarded((2, room + 64)), np.zeros(room, np.uint8)
+    ends = huffman.encode_two(rows, book, outs[:, :room])
     assert (outs[:, room:] == GUARD).all()
     streams = []
     for row, out, end in zip(rows, outs, ends, strict=True):
         alone[0] = 0
-        assert cpu_huffman.encode(row, book, alone) == end
+        assert huffman.encode(row, book, alone) == end
         streams.append(out[: -(-end // 8)].copy())
         assert np.array_equal(streams[-1], alone[: -(-end // 8)])
     broken = np.random.default_rng(0).integers(0, 256, streams[0].size, np.uint8)
     for first in (streams[0], streams[0][: -(-count // 50)], broken):
-        back = np.full((2, count + 64), GUARD, np.uint8)
-        got = cpu_huffman.decode_two(first.copy(), streams[1], book, back[:, :count])
-        want = np.empty(count, np.uint8)
-        assert got == (cpu_huffman.decode(first.copy(), 0, book, want), ends[1])
+        back, want = guarded((2, count + 64)), np.empty(count, np.uint8)
+        got = huffman.decode_two(first.copy(), streams[1], book, back[:, :count])
+        assert got == (huffman.decode(first.copy(), 0, book, want), ends[1])
         assert (back[:, count:] == GUARD).all() and np.array_equal(back[1, :count], rows[1])
         assert got[0] < 0 or np.array_equal(back[0, :count], want)
 
 
 @pytest.mark.parametrize("alphabet", (2, 8, 256))
-@pytest.mark.parametrize("kernel", KERNELS, ids=("numba", "reference"))
-def test_streams_that_end_too_early(kernel, alphabet):
+def test_streams_that_end_too_early(alphabet):
     book, p = book_of(alphabet, 0.5)
     symbols = draw(book, p, 300, 2)
-    out = np.zeros(cpu_huffman.most_bytes(300), np.uint8)
-    end = kernel.encode(symbols, book, out)
-    back = np.empty_like(symbols)
+    out, back = np.zeros(huffman.most_bytes(300), np.uint8), np.empty_like(symbols)
+    end = huffman.encode(symbols, book, out)
     for size in range(end // 8):
-        assert kernel.decode(out[:size].copy(), 0, book, back) == -1
-    assert kernel.decode(out[:5].copy(), 41, book, back) == -1
-    assert kernel.decode(np.empty(0, np.uint8), 0, book, back) == -1
-    assert kernel.decode(np.empty(0, np.uint8), 0, book, back[:0]) == 0
+        assert huffman.decode(out[:size].copy(), 0, book, back) == -1
+    assert huffman.decode(out[:5].copy(), 41, book, back) == -1
+    assert huffman.decode(np.empty(0, np.uint8), 0, book, back) == -1
+    assert huffman.decode(np.empty(0, np.uint8), 0, book, back[:0]) == 0
 
 
 @settings(max_examples=100)
@@ -135,26 +130,22 @@ def test_streams_that_end_too_early(kernel, alphabet):
     count=st.integers(0, 1000),
 )
 def test_any_bytes_are_decoded_or_refused(alphabet, concentration, data, count):
-    """The same by both, and nothing is written behind the symbols."""
+    """As told; nothing is written behind the symbols."""
     book, _ = book_of(alphabet, concentration)
-    bytes_, results = np.frombuffer(data, np.uint8).copy(), []
-    for kernel in KERNELS:
-        back = np.full(count + 64, GUARD, np.uint8 if alphabet <= 256 else np.uint16)
-        end = kernel.decode(bytes_, 0, book, back[:count])
-        assert (back[count:] == GUARD).all() and end <= 8 * len(data)
-        results.append((end, back[:count].tobytes() if end >= 0 else b""))
-        assert end < 0 or count == 0 or back[:count].max() < alphabet
-    assert results[0] == results[1]
+    given_bytes = np.frombuffer(data, np.uint8).copy()
+    back = guarded(count + 64, np.uint8 if alphabet <= 256 else np.uint16)
+    end = huffman.decode(given_bytes, 0, book, back[:count])
+    told, symbols = oracle.prefix_symbols(book, text_of(given_bytes), count)
+    assert end == told and (back[count:] == GUARD).all()
+    assert end < 0 or back[:count].tolist() == symbols
 
 
-@pytest.mark.parametrize("kernel", KERNELS, ids=("numba", "reference"))
-def test_symbols_outside_the_alphabet_and_too_little_room(kernel):
+def test_symbols_outside_the_alphabet_and_too_little_room():
     """The former count as the last symbol: no code is read from outside the table."""
     book, _ = book_of(5, 1.0)
-    out = np.zeros(cpu_huffman.most_bytes(6), np.uint8)
-    end = kernel.encode(np.array([0, 9, 255, 4, 5, 1], np.uint8), book, out)
-    back = np.empty(6, np.uint8)
-    kernel.decode(out[: -(-end // 8)].copy(), 0, book, back)
+    out, back = np.zeros(huffman.most_bytes(6), np.uint8), np.empty(6, np.uint8)
+    end = huffman.encode(np.array([0, 9, 255, 4, 5, 1], np.uint8), book, out)
+    huffman.decode(out[: -(-end // 8)].copy(), 0, book, back)
     assert back.tolist() == [0, 4, 4, 4, 4, 1]
     with pytest.raises(ValueError, match="too few"):
-        kernel.encode(np.zeros(7, np.uint8), book, out[:20])
+        huffman.encode(np.zeros(7, np.uint8), book, out[:20])

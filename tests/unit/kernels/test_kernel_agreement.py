@@ -9,6 +9,7 @@ import pytest
 import torch
 from kernel_cases import (
     KINDS,
+    encoded,
     heavy,
     one_outlier,
     ordinary,
@@ -16,7 +17,6 @@ from kernel_cases import (
     table_of,
     vector,
 )
-from unit_oracles import word_count
 
 from hvd_adaptive.kernels import module
 from hvd_adaptive.kernels.numba import tables as cpu
@@ -25,14 +25,6 @@ from hvd_adaptive.kernels.reference import tables as reference
 
 BUCKETS = (1, 7, 100, 512, 1000, 8192)
 TABLES = list(itertools.product(range(2, 9), (True, False)))
-
-
-def encoded(module, flat: torch.Tensor, bucket: int, norm: str, table, key: int, clip=None):
-    scales = torch.full((-(-flat.numel() // bucket),), -1.0)
-    count = word_count(flat.numel(), table.alphabet)
-    words = torch.full((count,), 0x55555555, dtype=torch.int32)
-    module.encode(flat, scales, words, bucket, norm, table, key, clip)
-    return scales, words
 
 
 def compare(flat: torch.Tensor, bucket: int, norm: str, table, key: int, clip=None) -> None:

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 
-from hvd_adaptive.kernels.numba import eden_decoder, permute, random
+from hvd_adaptive.kernels.numba import eden_decoder, lanes, permute, random
 from hvd_adaptive.kernels.numba import tables as cpu
 from hvd_adaptive.kernels.packing import BLOCK, packing_of
 from hvd_adaptive.kernels.reference import tables as reference
@@ -24,7 +24,7 @@ def plain(monkeypatch):
 
     monkeypatch.setattr(permute, "MOST_THRESHOLDS", 0)
     monkeypatch.setattr(permute, "MOST_VALUES", 0)
-    monkeypatch.setattr(permute.TableLanes, "look_up", refuse)
+    monkeypatch.setattr(lanes.Lanes, "look_up", refuse)
     cpu._prepared.cache_clear()
     cpu._levels.cache_clear()
     yield
@@ -35,9 +35,9 @@ def plain(monkeypatch):
 @pytest.fixture(params=(8, 16))
 def entries(request, monkeypatch) -> int:
     """Entries of a register; a processor with AVX-512 also has the permutations of AVX2."""
-    if request.param > permute.ENTRIES:
-        pytest.skip(f"this processor looks up {permute.ENTRIES} entries at once")
-    monkeypatch.setattr(permute, "ENTRIES", request.param)
+    if request.param > lanes.ENTRIES:
+        pytest.skip(f"this processor looks up {lanes.ENTRIES} entries at once")
+    monkeypatch.setattr(lanes, "ENTRIES", request.param)
     return request.param
 
 
@@ -137,9 +137,9 @@ def test_values_are_those_of_codes(size, entries):
 @pytest.mark.parametrize("bits", range(1, eden_decoder.MOST_BITS + 1))
 def test_levels_of_a_block(bits, entries, monkeypatch):
     """Of packed codes, by permutations and, for other processors, by selections."""
-    if entries > permute.ENTRIES:
-        pytest.skip(f"this processor looks up {permute.ENTRIES} entries at once")
-    monkeypatch.setattr(permute, "ENTRIES", entries)
+    if entries > lanes.ENTRIES:
+        pytest.skip(f"this processor looks up {lanes.ENTRIES} entries at once")
+    monkeypatch.setattr(lanes, "ENTRIES", entries)
 
     @numba.njit
     def taken(words, values, scale, y):

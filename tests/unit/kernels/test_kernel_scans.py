@@ -22,7 +22,7 @@ def norms(kernels, values, bucket: int, norm: str) -> np.ndarray:
 
 @both
 @pytest.mark.parametrize("norm", ("l2", "linf"))
-@pytest.mark.parametrize("scale", (1e-37, 1e-25, 1e-21, 1.0, 1e19, 1e33))
+@pytest.mark.parametrize("scale", (1e-38, 1e-37, 1e-25, 1e-21, 1.0, 1e19, 1e33))
 def test_norms_against_float64(kernels, norm, scale):
     x = (np.random.default_rng(3).standard_normal(20_000) * scale).astype(np.float32)
     for bucket in (1, 100, 20_000):
@@ -31,7 +31,7 @@ def test_norms_against_float64(kernels, norm, scale):
             for i in range(0, x.size, bucket)
         ]
         got = norms(kernels, x, bucket, norm)
-        tiny = np.array(want) < 2.0**-125  # a few coordinates at 1e-37, bucket size 1
+        tiny = np.array(want) < 2.0**-125  # denormal coordinates, in buckets of one
         np.testing.assert_allclose(got[~tiny], np.array(want)[~tiny], rtol=1e-5)
 
 
@@ -72,12 +72,6 @@ def test_exact_rules(kernels, norm):
         got = norms(kernels, values, len(values), norm)[0]
         assert np.array_equal(got, np.float32(want), equal_nan=True), (values, got)
         assert not np.signbit(got) or np.isnan(got)
-
-
-@both
-def test_denormals_count_towards_a_normal_norm(kernels):
-    """10,000 coordinates of 1e-38, each below the normal range, have norm 1e-36."""
-    assert norms(kernels, [1e-38] * 10_000, 10_000, "l2")[0] == pytest.approx(1e-36, rel=1e-5)
 
 
 # Bins 1 to 127 begin at 2**(-28 + k//8) * (1 + k%8 / 8), bins 128 + k at 2**(-12 + k//128) *
