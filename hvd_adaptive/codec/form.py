@@ -29,8 +29,16 @@ from hvd_adaptive.coding.zeros import Zeros, runs_in
 from hvd_adaptive.kernels.checksum import BlockSums
 
 # Header fields that a receiver compares, in the order in which errors name them.
-_CHECKED = ("scheme", "alphabet", "bucket_size", "coding", "settings", "table_version")
-_CHECKED += ("table_fingerprint", "coordinates", "full", "dtype", "layout", "zeros")
+_CHECKED: tuple[str, ...] = ("scheme", "alphabet", "bucket_size", "coding", "settings")
+_CHECKED += (
+    "table_version",
+    "table_fingerprint",
+    "coordinates",
+    "full",
+    "dtype",
+    "layout",
+    "zeros",
+)
 
 # A payload, with its header if that has been read.
 Received = torch.Tensor | Arrived
