@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any, Protocol
+from typing import Protocol
 
 import numpy as np
 import torch
@@ -32,19 +32,16 @@ class Sample(list[torch.Tensor]):
     Attributes:
         weights: Number of buckets that each one represents, up to a common factor. Buckets in other
             containers have weight 1.
-        groups: What each one was drawn from.
     """
 
     def __init__(self) -> None:
         super().__init__()
         self.weights: list[float] = []
-        self.groups: list[Any] = []
 
-    def add(self, bucket: torch.Tensor, weight: float, group: Any = None) -> None:
+    def add(self, bucket: torch.Tensor, weight: float) -> None:
         """Append a bucket."""
         self.append(bucket)
         self.weights.append(weight)
-        self.groups.append(group)
 
 
 def weights_of(buckets: Sequence[torch.Tensor]) -> list[float]:

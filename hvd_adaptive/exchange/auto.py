@@ -28,7 +28,6 @@ from hvd_adaptive.codec.second_stage import FULL_PRECISION, SecondStage, referen
 from hvd_adaptive.exchange.exchange import (
     AllgatherExchange,
     Exchange,
-    OwnSlice,
     RankInfo,
     Route,
     carry_out,
@@ -207,10 +206,6 @@ class AutoExchange(Exchange):
             if summary not in self._logged:
                 logger.info("exchange='auto': %s", summary)
                 self._logged.add(summary)
-
-    def own_slice(self, rank: int, group: Group, bucket_size: int) -> OwnSlice:
-        chosen = self._candidates[self.choice(group.coordinates)]
-        return chosen.own_slice(rank, group, bucket_size)
 
     def prepare(self, updates: Updates, labels: Sequence[str], step: int) -> None:
         for exchange in self._candidates.values():

@@ -6,7 +6,7 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Generator, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 import torch
 
@@ -28,16 +28,6 @@ Route = Generator[Collective, list[torch.Tensor], torch.Tensor]
 
 class FailedElsewhereError(PayloadError):
     """Another rank could not read a payload; the error on that rank has the details."""
-
-
-class OwnSlice(NamedTuple):
-    """What a rank quantises of a group: coordinates ``begin`` to ``end`` of the mean of
-    ``members``, ascending ranks, each of which has a slice of the same mean.
-    """
-
-    members: Sequence[int]
-    begin: int
-    end: int
 
 
 @dataclass(frozen=True)
@@ -96,10 +86,6 @@ class Exchange(ABC):
 
     def prepare(self, updates: Updates, labels: Sequence[str], step: int) -> None:  # noqa: B027
         """Make the parts' second stages, after ``set_up`` and before ``step`` updates tables."""
-
-    def own_slice(self, rank: int, group: Group, bucket_size: int) -> OwnSlice:
-        """Return what ``rank``, this one or a rank of its node, quantises of a group."""
-        return OwnSlice((rank,), 0, self.quantized(group))
 
     def choice(self, coordinates: int) -> str | None:
         """Return the exchange that was chosen for a group of this size, or None."""

@@ -31,7 +31,6 @@ from hvd_adaptive.exchange.exchange import (
     AllgatherExchange,
     Exchange,
     FailedElsewhereError,
-    OwnSlice,
     RankInfo,
     Route,
 )
@@ -123,13 +122,6 @@ class HierarchicalExchange(Exchange):
         between = self._topology.between
         if self.rank == 0 and isinstance(between, ScatterReduceExchange):
             between.warn(groups, codecs, nodes=True)
-
-    def own_slice(self, rank: int, group: Group, bucket_size: int) -> OwnSlice:
-        quantized = self.quantized(group)
-        full = group.coordinates - quantized
-        slices = cut(quantized, full, bucket_size, len(self._topology.local))
-        own = slices[self._topology.local.index(rank)]
-        return OwnSlice(self._topology.local, own.begin, own.end)
 
     def prepare(self, updates: Updates, labels: Sequence[str], step: int) -> None:
         self._topology.between.prepare(updates, labels, step)

@@ -1,8 +1,7 @@
-"""Draw the buckets to which a table is fitted: of a rank's own gradient, or of its node's mean."""
+"""Draw the buckets of a rank's gradient to which a table is fitted."""
 
 from __future__ import annotations
 
-import logging
 import zlib
 from collections.abc import Callable, Sequence
 
@@ -10,16 +9,7 @@ import numpy as np
 import torch
 
 from hvd_adaptive.adapt.statistics import Sample
-from hvd_adaptive.coding.payload import OwnedBuffer
-from hvd_adaptive.exchange.exchange import Exchange, OwnSlice
 from hvd_adaptive.layout import Group
-from hvd_adaptive.transport.collectives import AllToAll, Among
-from hvd_adaptive.transport.world import World
-
-logger = logging.getLogger("hvd_adaptive")
-
-FlatOf = Callable[[Group], torch.Tensor]
-
 
 # Partial buckets are at least this share of a sample, if there are enough of them.
 PARTIAL_SHARE = 0.25
@@ -33,7 +23,7 @@ def draw_buckets(
     count: int,
     key: int,
     part: str = "",
-    bounds_of: Callable[[Group], tuple[int, int]] = lambda group: (0, group.quantized),
+    quantized_of: Callable[[Group], int] = lambda group: group.quantized,
 ) -> Sample:
     """Draw quantised buckets without replacement, with weights that make sums over them unbiased.
 
@@ -51,16 +41,15 @@ def draw_buckets(
         count: Most buckets.
         key: 64 bits that select the random numbers; each part has its own.
         part: A part of the parameters.
-        bounds_of: Function that returns the range of a group's coordinates that are drawn from:
-            whole buckets, except for the last one.
+        quantized_of: Function that returns the number of a group's quantised coordinates.
 
     Returns:
         At most ``count`` buckets, as float32 copies, and their weights.
     """
     groups = [group for group in groups if group.part == part]
-    bounds = [bounds_of(group) for group in groups]
-    whole = [(end - begin) // bucket_size for begin, end in bounds]
-    ends = [i for i, (begin, end) in enumerate(bounds) if (end - begin) % bucket_size]
+    sizes = list(map(quantized_of, groups))
+    whole = [size // bucket_size for size in sizes]
+    ends = [place for place, size in enumerate(sizes) if size % bucket_size]
     draw = np.random.Generator(np.random.Philox(key=key + (zlib.crc32(part.encode()) << 64)))
     full, partial, weights = _draw(sum(whole), len(ends), count, draw)
     with_partial = {ends[index] for index in partial.tolist()}
@@ -68,12 +57,11 @@ def draw_buckets(
     for place, (group, available) in enumerate(zip(groups, whole, strict=True)):
         inside = full[full < available].tolist()
         if inside or place in with_partial:
-            begin, end = bounds[place]
-            buckets = flat_of(group)[begin:end].split(bucket_size)
+            buckets = flat_of(group)[: sizes[place]].split(bucket_size)
             for index in inside:
-                drawn.add(buckets[index].to(torch.float32, copy=True), weights[0], group)
+                drawn.add(buckets[index].to(torch.float32, copy=True), weights[0])
             if place in with_partial:
-                drawn.add(buckets[-1].to(torch.float32, copy=True), weights[1], group)
+                drawn.add(buckets[-1].to(torch.float32, copy=True), weights[1])
         full = full[len(inside) :] - available
     return drawn
 
@@ -95,121 +83,3 @@ def _draw(
     chosen_full = np.sort(draw.choice(full, of_full, replace=False))
     chosen_partial = np.sort(draw.choice(partial, of_partial, replace=False))
     return chosen_full, chosen_partial, weights
-
-
-class Draws:
-    """Draw buckets from what a rank quantises of the groups of one part.
-
-    With exchange="hierarchical" the ranks of a node quantise its mean, each a slice of it
-    (Exchange.own_slice). Tables are fitted before the step's gradients are exchanged, so the means
-    do not exist yet. A rank draws buckets from its own slices. The other ranks of its node compute
-    the same draw, since keys are known (``key_of`` a rank), and send it their values of these
-    buckets. A rank with empty slices draws no bucket.
-
-    Attributes:
-        members: Ranks whose gradients are averaged, including this one, ascending.
-    """
-
-    def __init__(
-        self,
-        exchange: Exchange,
-        groups: Sequence[Group],
-        *,
-        bucket_size: int,
-        count: int,
-        key_of: Callable[[int], int],
-        part: str = "",
-    ) -> None:
-        self._exchange, self._bucket_size, self._count = exchange, bucket_size, count
-        self._groups = [group for group in groups if group.part == part]
-        self._key_of, self._part = key_of, part
-        own = exchange.rank
-        known = (self._slice_of(own, group).members for group in self._groups)
-        self.members: list[int] = sorted({own}.union(*known))
-
-    def draw(self, rank: int, flat_of: FlatOf) -> Sample:
-        """Return the buckets that ``rank``, a member, draws; ``flat_of`` gives a group's values."""
-
-        def bounds_of(group: Group) -> tuple[int, int]:
-            own = self._slice_of(rank, group)
-            return own.begin, own.end
-
-        drawn = draw_buckets(
-            self._groups,
-            flat_of,
-            bucket_size=self._bucket_size,
-            count=self._count,
-            key=self._key_of(rank),
-            part=self._part,
-            bounds_of=bounds_of,
-        )
-        if len(self.members) > 1:
-            factor = self._factor(rank)
-            drawn.weights = [factor * weight for weight in drawn.weights]
-        return drawn
-
-    def among_members(
-        self, flat_of: FlatOf, world: World, name: str, device: torch.device
-    ) -> Sample:
-        """Return this rank's draw; with several members this is a collective of all ranks."""
-        drawn = {member: self.draw(member, flat_of) for member in self.members}
-        own = drawn[world.rank]
-        if len(drawn) == 1:
-            return own
-        parts = [OwnedBuffer.copy_of(self.shared(of), device) for of in drawn.values()]
-        request = Among(self.members, AllToAll(parts), world.size, local=True)
-        handle = request.submit(world, name)
-        world.wait_until_there(handle, name, "parts")
-        received = request.receive(world, handle)
-        whole = [part[: part.numel() // 4 * 4].clone().view(torch.float32) for part in received]
-        return self.averaged(own, whole)
-
-    def shared(self, drawn: Sample) -> torch.Tensor:
-        """Return the drawn buckets whose mean is quantised, end to end; float32."""
-        buckets = [drawn[index] for index in self._places(drawn)]
-        return torch.cat(buckets) if buckets else torch.zeros(0, dtype=torch.float32, device="cpu")
-
-    def averaged(self, drawn: Sample, received: Sequence[torch.Tensor]) -> Sample:
-        """Return this rank's draw with means in place of gradients: the sums that the exchange
-        makes.
-
-        If a message arrived damaged, the draw is empty: the other ranks' samples are enough for a
-        fit. ``received`` are ``shared`` of the same buckets from each member, in order; float32.
-        """
-        places = self._places(drawn)
-        sizes = [drawn[place].numel() for place in places]
-        if any(of_member.numel() != sum(sizes) for of_member in received):
-            logger.warning("samples for a fit arrived damaged, and are left out")
-            return Sample()
-        total = torch.zeros_like(received[0])
-        for of_member in received:
-            total += of_member
-        total *= 1.0 / len(received)
-        for place, mean in zip(places, total.split(sizes), strict=True):
-            drawn[place] = mean
-        return drawn
-
-    def _places(self, drawn: Sample) -> list[int]:
-        """Return the indices of drawn buckets whose mean is quantised."""
-        return [
-            place
-            for place, group in enumerate(drawn.groups)
-            if len(self._slice_of(self._exchange.rank, group).members) > 1
-        ]
-
-    def _factor(self, rank: int) -> float:
-        """Return the factor of the weights of ``rank``'s draw: slices may hold different numbers of
-        buckets, each of n drawn from N represents N/n, and ``draw_buckets`` returns weights of mean
-        1.
-        """
-        held = [self._buckets(member) for member in self.members]
-        drawn = sum(min(self._count, buckets) for buckets in held)
-        own = self._buckets(rank)
-        return own / min(self._count, own) * drawn / sum(held) if own else 1.0
-
-    def _buckets(self, rank: int) -> int:
-        slices = [self._slice_of(rank, group) for group in self._groups]
-        return sum(-(-(own.end - own.begin) // self._bucket_size) for own in slices)
-
-    def _slice_of(self, rank: int, group: Group) -> OwnSlice:
-        return self._exchange.own_slice(rank, group, self._bucket_size)

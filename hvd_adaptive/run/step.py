@@ -223,17 +223,10 @@ class Step(ABC):
         return [group for index, group in groups if self.arrivals.any_of(index)]
 
     def samples(self, count: int, part: str = "") -> list[torch.Tensor]:
-        """Draw up to ``count`` buckets of ``part`` that this rank will quantise (run/draws.py).
-
-        If ranks of a node quantise its mean, this is a collective of these ranks.
-        """
+        """Draw up to ``count`` buckets of ``part``; see ``Trips.samples``."""
         with self.lock:
             self.arrivals.read()
-            draws = self._trips.draws(self._groups_here(), count, part)
-            name = self._trips.name_of(f"samples.{part}")
-            if len(draws.members) > 1:
-                self.names.add(name)
-            return draws.among_members(self._trips.values, self.binding.world, name, self.device)
+            return self._trips.samples(self._groups_here(), count, part)
 
     @property
     def device(self) -> torch.device:

@@ -19,11 +19,12 @@ from hvd_adaptive.exchange.parcel import Memory, Parcel, RandomStream
 from hvd_adaptive.feedback import Residuals
 from hvd_adaptive.kernels.random import Use, group_number
 from hvd_adaptive.layout import Group, Layout
-from hvd_adaptive.run.draws import Draws
+from hvd_adaptive.run.draws import draw_buckets
 from hvd_adaptive.run.rounded_zeros import RoundedZeros
 from hvd_adaptive.transport.collectives import Collective
 
 if TYPE_CHECKING:
+    from hvd_adaptive.adapt.statistics import Sample
     from hvd_adaptive.base.errors import ResidualError
     from hvd_adaptive.codec.codec import Codec
     from hvd_adaptive.compressor import GradientCompressor
@@ -196,16 +197,17 @@ class Trips:
         """Return a collective's name; attempts differ, as they may be in flight together."""
         return f"{self._name}.{label}{self._of_attempt}"
 
-    def draws(self, groups: Sequence[Group], count: int, part: str) -> Draws:
-        """Return what draws up to ``count`` buckets of ``part``."""
+    def samples(self, groups: Sequence[Group], count: int, part: str) -> Sample:
+        """Draw up to ``count`` buckets of ``part`` that are quantised (run/draws.py)."""
         settings, instance = self._compressor.settings, self._compressor._training.instance
-        return Draws(
-            self._exchange,
+        return draw_buckets(
             groups,
+            self.values,
             bucket_size=settings.bucket_size,
             count=count,
-            key_of=lambda rank: instance.key(settings.seed, rank, self.number, Use.SAMPLE),
+            key=instance.key(settings.seed, self._exchange.rank, self.number, Use.SAMPLE),
             part=part,
+            quantized_of=self._exchange.quantized,
         )
 
     def values(self, group: Group) -> torch.Tensor:

@@ -6,6 +6,7 @@ averaged gradients equal, bit for bit, those of real ranks with these gradients.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
@@ -271,20 +272,8 @@ class Ranks:
 
     def _update(self, rank: int, step: int, sync: Callable) -> None:
         parts = self._exchanges[rank].parts_among(self.layout.groups)
-        self._scheme._training.updates.run(step, self._samples(rank, step), sync, parts, rank)
-
-    def _samples(self, rank: int, step: int) -> Callable[[int, str], list[torch.Tensor]]:
-        everyone = self._everyone(step, [StepMeter() for _ in range(self.workers)])
-
-        def samples(count: int, part: str) -> list[torch.Tensor]:
-            draws = everyone[rank].draws(self.layout.groups, count, part)
-            drawn = {m: draws.draw(rank, everyone[m].values) for m in draws.members}
-            if len(drawn) == 1:
-                return drawn[rank]
-            received = [draws.shared(of_member) for of_member in drawn.values()]
-            return draws.averaged(drawn[rank], received)
-
-        return samples
+        samples = functools.partial(self._trips(rank, step).samples, self.layout.groups)
+        self._scheme._training.updates.run(step, samples, sync, parts, rank)
 
     def _trips(self, rank: int, step: int, meter: StepMeter | None = None) -> Trips:
         return Trips(

@@ -55,11 +55,6 @@ class World(ABC):
     def poll(self, handle: Any) -> bool:
         """Return whether a collective has ended, without waiting."""
 
-    def wait_until_there(self, handle: Any, name: str, operation: str) -> None:  # noqa: B027
-        """Wait for a collective that is given up with its step, before ``synchronize``. By default
-        no step is given up while it waits.
-        """
-
     @abstractmethod
     def synchronize(self, handle: Any) -> Any:
         """Wait for a collective and return its result, or a list of what each rank sent."""

@@ -135,7 +135,7 @@ class ModuleSamples:
 
     def __init__(self, compressor: GradientCompressor, modules: ShardedModules) -> None:
         self._compressor, self._modules = compressor, modules
-        self._of: dict[str, list[tuple[list[torch.Tensor], float, Group]]] = {}
+        self._of: dict[str, list[tuple[list[torch.Tensor], float]]] = {}
 
     def clear(self) -> None:
         """Forget all buckets."""
@@ -162,17 +162,17 @@ class ModuleSamples:
             rows[place // per_row].split(settings.bucket_size)[place % per_row].float().clone()
             for place in chosen
         ]
-        self._of.setdefault(group.part, []).append((buckets, total / count, group))
+        self._of.setdefault(group.part, []).append((buckets, total / count))
 
     def drawn(self, count: int, part: str) -> Sample:
         """Return the buckets of a part; each weighs as many as it stands for, 1 on average."""
         kept = self._of.get(part, [])
-        drawn = sum(len(buckets) for buckets, _, _ in kept)
-        total = sum(len(buckets) * weight for buckets, weight, _ in kept)
+        drawn = sum(len(buckets) for buckets, _ in kept)
+        total = sum(len(buckets) * weight for buckets, weight in kept)
         sample = Sample()
-        for buckets, weight, group in kept:
+        for buckets, weight in kept:
             for bucket in buckets:
-                sample.add(bucket, weight * drawn / total, group)
+                sample.add(bucket, weight * drawn / total)
         return sample
 
 
