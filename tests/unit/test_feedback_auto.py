@@ -9,6 +9,7 @@ import pytest
 import torch
 from feedback_steps import OneRank, after, gradients
 from settings_objects import exchange_of
+from simulated_steps import take_step
 from states import plain
 from test_feedback_bounds import D, assert_within, qcs, squared_residuals
 from torch import nn
@@ -114,20 +115,19 @@ def test_classical_and_adapted_feedback_of_a_contraction():
 # What ranks agree on ------------------------------------------------------------------------------
 
 
-def ranks_of(compressor, shapes) -> tuple[Ranks, dict[str, nn.Parameter]]:
-    parameters = {name: nn.Parameter(torch.zeros(n)) for name, n in shapes.items()}
-    return Ranks(parameters.items(), compressor, WORKERS), parameters
+def ranks_of(compressor, **sizes: int) -> Ranks:
+    named = [(name, nn.Parameter(torch.zeros(size))) for name, size in sizes.items()]
+    return Ranks(named, compressor, WORKERS)
 
 
-def step(ranks: Ranks, parameters, number: int, scales=(1.0,) * WORKERS) -> None:
+def step(ranks: Ranks, number: int, scales=(1.0,) * WORKERS) -> None:
     """Every rank has gradients of its own."""
-    for rank in range(WORKERS):
-        sizes = [parameter.numel() for parameter in parameters.values()]
-        own = gradients(sizes, 10 * number + rank)
-        for parameter, gradient in zip(parameters.values(), own, strict=True):
-            parameter.grad = scales[rank] * gradient
-        ranks.take(rank)
-    ranks.average(number)
+    sizes = [parameter.numel() for parameter in ranks.parameters]
+    own = [
+        [scale * gradient for gradient in gradients(sizes, 10 * number + rank)]
+        for rank, scale in enumerate(scales)
+    ]
+    take_step(ranks, number, ranks.parameters, own)
 
 
 @pytest.mark.parametrize("exchange", ("allgather", "scatter_reduce"))
@@ -141,8 +141,8 @@ def test_every_rank_takes_the_error_of_all(exchange):
         error_feedback="auto",
         exchange=exchange_of(exchange, second_stage_bits=32),
     )
-    ranks, parameters = ranks_of(compressor, {"a": 900})
-    step(ranks, parameters, 0, scales=(1.0, 5.0, 0.2))
+    ranks = ranks_of(compressor, a=900)
+    step(ranks, 0, scales=(1.0, 5.0, 0.2))
     error = norm = 0.0
     for rank, scale in enumerate((1.0, 5.0, 0.2)):
         g = scale * gradients([900], rank)[0]
@@ -171,9 +171,9 @@ def test_parts_have_weights_of_their_own():
     compressor = QSGD(
         bits=2, bucket_size=100, min_numel=20, error_feedback="auto", parameter_bits={"fine": 8}
     )
-    ranks, parameters = ranks_of(compressor, {"coarse": 2000, "fine": 2000, "full": 5})
+    ranks = ranks_of(compressor, coarse=2000, fine=2000, full=5)
     for number in range(3):
-        step(ranks, parameters, number)
+        step(ranks, number)
     for residuals in ranks.residuals:
         adapted = residuals.weights.adapted
         assert sorted(adapted) == ["", "bits=8"]
@@ -252,15 +252,15 @@ def test_two_bits_of_alq_do_not_diverge(bucket_size):
 def test_a_rank_that_alone_sees_it_stops_all():
     """The others' residuals are small. All stop, and none has changed."""
     compressor = QSGD(bits=4, norm="linf", bucket_size=64, min_numel=0, error_feedback=1.0)
-    ranks, parameters = ranks_of(compressor, {"a": 1000})
+    ranks = ranks_of(compressor, a=1000)
     for number in range(3):
-        step(ranks, parameters, number)
+        step(ranks, number)
     huge = 1e4 * torch.randn(1000, generator=torch.Generator().manual_seed(9))
     index = next(iter(ranks.residuals[1]._current))
     ranks.residuals[1]._current[index].copy_(huge)  # as if a bit had flipped
     kept = [residuals.state_dict() for residuals in ranks.residuals]
     with pytest.raises(ResidualError) as raised:
-        step(ranks, parameters, 3)
+        step(ranks, 3)
     message = str(raised.value)
     assert "step 3: " in message and " at rank 1; the measured" in message
     assert "rank 0" not in message and "rank 2" not in message

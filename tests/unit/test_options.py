@@ -7,6 +7,8 @@ import pickle
 
 import pytest
 import torch
+from feedback_steps import gradients
+from simulated_steps import take_step
 from states import through_disk
 
 from hvd_adaptive import ALQ, QSGD, Auto, Hierarchical, ScatterReduce, Tuning
@@ -29,14 +31,8 @@ def averages(**keywords) -> list[torch.Tensor]:
     compressor = ALQ(bits=3, bucket_size=256, seed=7, min_numel=0, update_steps=[0], **keywords)
     ranks, found = Ranks([("w", parameter)], compressor, 4), []
     for step in range(2):
-        for rank in range(4):
-            drawn = torch.Generator().manual_seed(10 * step + rank)
-            parameter.grad = torch.randn(4000, generator=drawn)
-            ranks.take(rank)
-        if ranks.due(step):
-            ranks.refit(step)
-        ranks.average(step)
-        found.append(parameter.grad.clone())
+        own = [gradients([4000], 10 * step + rank) for rank in range(4)]
+        found += take_step(ranks, step, [parameter], own)
     return found
 
 
