@@ -146,10 +146,8 @@ class Residuals:
         after[where] = 0.0 if residual is None else residual[where]
 
     def row(self, errors: Mapping[int, tuple[float, float]]) -> list[float]:
-        """Return what ranks exchange after all groups were encoded; see ``Weights.row``.
-
-        Args:
-            errors: Squared error and squared norm of the measured coordinates z of each group.
+        """Return what ranks exchange after all groups were encoded (``Weights.row``), given the
+        squared error and squared norm of the measured coordinates z of each group.
         """
         gradient = residual = before = 0.0
         by_part = dict.fromkeys(self._parts, (0.0, 0.0))
@@ -190,10 +188,8 @@ class Residuals:
         """End a step and adopt these groups' residuals, except those that overflowed. On a GPU the
         checks are read when the residuals are next needed.
 
-        Args:
-            after: Next residual of each group.
-            finite: Whether the step's reduced gradients are finite; if not, nothing is adopted.
-            weights: Those of the next step; None for the same.
+        Nothing is adopted unless the step's reduced gradients are ``finite``. ``weights`` are those
+        of the next step, None for the same.
         """
         self._load_ended()
         finite = Finite() if finite is None else finite

@@ -42,12 +42,8 @@ MOST_NAMED = 8
 
 @dataclass(frozen=True)
 class Own:
-    """Figures of one rank in one step, all in the same unit.
-
-    Attributes:
-        gradient: Squared norm of the quantised coordinates.
-        residual: Squared norm of the next residual; 0 if it has not grown.
-        errors: Squared error and squared norm of the measured coordinates z, by part.
+    """Squared norms of one rank in one step: of the quantised coordinates, of the next residual (0
+    if it has not grown), and, by part, of the error and the measured coordinates z.
     """
 
     gradient: float

@@ -24,9 +24,8 @@ class Instance:
 
     Attributes:
         training: Number of compressors of this process that were bound to gradients before this
-            one. The program determines the order, so it is usually the same on all ranks; it need
-            not be, as a payload's header contains its key. Compressors that are not bound do not
-            count.
+            one. It is usually the same on all ranks, but need not be, as a payload's header
+            contains its key.
         alone: Number of compressors that called ``encode`` without a seed before this one.
     """
 

@@ -123,13 +123,8 @@ def unknown_keyword(
     shared: Iterable[str] = (),
     inside: Mapping[str, str] | None = None,
 ) -> TypeError:
-    """Return the error about a keyword that a scheme does not have.
-
-    Args:
-        scheme: The scheme, or its name if its own keywords are not to be listed.
-        name: The keyword.
-        shared: Names of the keywords of every scheme.
-        inside: How keywords of an object that is a keyword's value are written, by name.
+    """Return the error about a keyword that a scheme does not have. Its own keywords are listed
+    unless only its name is given; ``inside`` says how keywords of objects are written, by name.
     """
     own = own_keywords(scheme) if isinstance(scheme, type) else {}
     called = scheme.__name__ if isinstance(scheme, type) else scheme

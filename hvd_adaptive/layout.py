@@ -59,14 +59,11 @@ class Piece:
 
 @dataclass(frozen=True)
 class Group:
-    """The coordinates of one payload, of one dtype; quantised coordinates come first.
+    """The coordinates of one payload, of one dtype: ``quantized`` ones, then those in ``full``
+    precision.
 
-    Attributes:
-        quantized: Number of quantised coordinates.
-        full: Number of full-precision coordinates.
-        pieces: Where each member's coordinates are.
-        part: Label of the codec that encodes the group; "" is the compressor itself. Only groups of
-            part "" contain members in full precision.
+    ``part`` is the label of the codec that encodes the group; only groups of part "", that of the
+    compressor itself, contain members in full precision.
     """
 
     dtype: torch.dtype
@@ -96,12 +93,10 @@ class Group:
 
 @dataclass(frozen=True)
 class Layout:
-    """Members and their groups.
+    """Members and their groups, of which the last one is launched first.
 
-    Slots number members in natural order of their names, so they do not depend on the order of
-    registration. Groups do: the last one is launched first.
-
-    ``fingerprint`` (64 bits) covers names, shapes, dtypes and groups; ranks compare it.
+    Slots number members in natural order of their names, whatever the order of registration, on
+    which groups depend. Ranks compare ``fingerprint``, 64 bits of names, shapes, dtypes and groups.
     """
 
     members: list[Member]

@@ -90,8 +90,10 @@ def stream_of(device: torch.device) -> Hashable:
 
 
 def taken_over(tensor: torch.Tensor) -> torch.Tensor:
-    """Return ``tensor``, made by another library on the default stream, ready for the current one,
-    which waits, and whose use of the memory is recorded, so that it is not reused too early.
+    """Return ``tensor``, made by another library on the default stream, ready for the current one.
+
+    The current stream waits for the default one, and its use of the memory is recorded, so that the
+    memory is not reused too early.
     """
     if tensor.is_cuda:
         current = torch.cuda.current_stream(tensor.device)

@@ -36,10 +36,8 @@ _NEAR = 0.1
 
 
 def classes_of(delta: float) -> int:
-    """Return the number of dither classes for a step.
-
-    One class suffices for steps up to 1/2: more classes would save less than 0.12 % (for Gaussian
-    and Laplace laws), and the runs of their symbols cost time.
+    """Return the number of dither classes for a step. Up to 1/2 more than one would save less than
+    0.12 % (for Gaussian and Laplace laws), and the runs of their symbols cost time.
     """
     return 1 if delta <= 0.5 else 4
 
@@ -58,10 +56,8 @@ class DitheredCode:
 
     @classmethod
     def of_law(cls, law: Distribution, unit: float, delta: float) -> DitheredCode:
-        """Return the code with the fewest bits for a law of sizes t in [0, 1] and a given step.
-
-        ``1/unit`` is the root mean square of the law. The bits are those of real books, minimised
-        over the number of integers that have symbols.
+        """Return the code with the fewest bits for a law of sizes t in [0, 1], of root mean square
+        ``1/unit``, and a given step; the number of integers that have symbols is chosen.
         """
         shares = _beyond(law, unit, delta, MOST_SYMBOLS)
         wanted = {int(np.argmax(np.array([*shares[:-1], 0.0]) <= share)) for share in _ESCAPED}
@@ -79,10 +75,8 @@ class DitheredCode:
 
     @classmethod
     def of_rate(cls, law: Distribution, unit: float, bits: float) -> DitheredCode:
-        """Return the code that spends ``bits`` per coordinate of the law.
-
-        The result is within 0.1 % of ``bits`` if a few rounds of search find such a code. If none
-        exists, the step is the least or the largest one.
+        """Return the code that spends ``bits`` per coordinate of the law, within 0.1 % if a few
+        rounds of search find such a code. If none exists, the step is the least or the largest one.
         """
         best, least, redundancy = None, np.inf, TYPICAL_REDUNDANCY
         low, high = LEAST_DELTA, MOST_DELTA
@@ -147,9 +141,8 @@ class DitheredCode:
         return zlib.crc32(self.numbers().astype("<f8").tobytes())
 
     def bits(self, law: Distribution, unit: float) -> float:
-        """Return the expected bits per coordinate of these books and escapes under a law.
-
-        An escape takes one byte, and one more each from most + 65 and from most + 8193 on.
+        """Return the expected bits per coordinate of these books and escapes under a law. An escape
+        takes one byte, and one more each from most + 65 and from most + 8193 on.
         """
         of_symbols = _law_of(law, unit, self.delta, self.most)
         pairs = zip(self.books, of_symbols, strict=True)
@@ -239,11 +232,8 @@ class RateControl:
     laws at both ends. Second, the accumulated excess or deficit is compensated over as many
     coordinates as have been sent, so the average approaches the budget as 1/coordinates**2.
 
-    Attributes:
-        budget: Bits per coordinate.
-        ratio: Ratio of measured to modelled bits.
-        bits: Bits sent since the beginning, over all ranks.
-        coordinates: Coordinates sent since the beginning, over all ranks.
+    ``bits`` and ``coordinates`` were sent since the beginning, over all ranks; ``budget`` is bits
+    per coordinate.
     """
 
     budget: float

@@ -73,11 +73,9 @@ class PrefixCode(PrefixTables):
         return tree if better else simple
 
     def bits_per_symbol(self, probabilities: ArrayLike) -> float:
-        """Return the expected bits per independent symbol of these probabilities.
-
-        The probabilities may differ from those that the code was built for. The result is the
-        expected bits of a block divided by its expected symbols, since blocks renew. The completed
-        last block of a segment is not counted.
+        """Return the expected bits per independent symbol of these probabilities, which may be
+        others than the code was built for: the expected bits of a block over its expected symbols,
+        since blocks renew. The completed last block of a segment is not counted.
         """
         p = _checked(probabilities, floor=0.0)
         if p.size != self.alphabet:
@@ -124,14 +122,12 @@ LONGEST_BLOCK = 1024
 
 
 def grown(p: np.ndarray, most: int) -> tuple[np.ndarray, np.ndarray]:
-    """Grow a tree of at most ``most`` leaves by splitting the most probable leaf repeatedly.
+    """Grow a tree of at most ``most`` leaves by splitting the most probable leaf repeatedly; return
+    the children (see ``PrefixCode``) and the leaves' probabilities.
 
     Of leaves that are equally probable, the one that appeared first is split first. No leaf that
     appears is more probable than ``max(p)`` times the most probable leaf, so all leaves above this
     bound are split together.
-
-    Returns:
-        The children (see ``PrefixCode``) and the leaves' probabilities.
     """
     alphabet, growth = p.size, p.size - 1
     room = max(1, (most - 1) // growth)  # inner nodes
