@@ -14,7 +14,8 @@ from hvd_adaptive import states
 from hvd_adaptive.adapt.updates import ScheduledUpdates, Updates
 from hvd_adaptive.connection import Connection
 from hvd_adaptive.feedback import Residuals, check_residuals
-from hvd_adaptive.instances import Instance
+from hvd_adaptive.instances import Instance, key_of
+from hvd_adaptive.kernels.random import Use
 from hvd_adaptive.monitor import StepMeter
 from hvd_adaptive.parts import Parts
 
@@ -52,7 +53,7 @@ class Training:
 
     def next_key(self, seed: int, rank: int) -> int:
         """Return the key of the next call of ``encode`` by a compressor of this seed."""
-        key = self.instance.next_alone(seed, rank, self.encodes)
+        key = key_of(self.instance.bind(), seed, rank, self.encodes, Use.ENCODE)
         self.encodes += 1
         return key
 

@@ -50,7 +50,7 @@ def assert_independent(rows: list[torch.Tensor]) -> None:
 
 
 def numbers(compressors: list) -> list[int]:
-    return [compressor._training.instance.training for compressor in compressors]
+    return [compressor._training.instance.number for compressor in compressors]
 
 
 @pytest.mark.parametrize("exchange", EXCHANGES)

@@ -35,7 +35,6 @@ from hvd_adaptive.exchange.exchange import (
 from hvd_adaptive.exchange.hierarchical import HierarchicalExchange
 from hvd_adaptive.exchange.parcel import Parcel, RandomStream
 from hvd_adaptive.exchange.scatter_reduce import ScatterReduceExchange
-from hvd_adaptive.instances import Instance
 from hvd_adaptive.kernels.random import Use
 from hvd_adaptive.transport.world import find_nodes
 
@@ -250,7 +249,7 @@ def measure(
         quantized=size,
         full=0,
         device=device,
-        stream=RandomStream(Instance(), compressor.settings.seed, size, Use.AUTO),
+        stream=RandomStream(0, compressor.settings.seed, size, Use.AUTO),
         factor=1.0 / exchange.ranks,
     )
     seconds = []

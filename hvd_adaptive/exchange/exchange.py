@@ -158,7 +158,7 @@ class AllgatherExchange(Exchange):
 
         received = split(arrived, self.ranks)
         for rank, of_rank in enumerate(received):
-            if not parcel.is_from(rank, of_rank.header.key):
+            if of_rank.header.key != parcel.key(rank):
                 raise PayloadError(f"rank {rank} sent a payload of another step or group")
 
         begin = time.perf_counter()

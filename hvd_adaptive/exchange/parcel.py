@@ -20,7 +20,6 @@ from hvd_adaptive.kernels.random import Use, stream_key
 if TYPE_CHECKING:
     from hvd_adaptive.codec.codec import Codec
     from hvd_adaptive.feedback import Residuals
-    from hvd_adaptive.instances import Instance
     from hvd_adaptive.monitor import StepMeter
 
 # Full buckets of a group on which the relative error is measured in each step.
@@ -63,12 +62,12 @@ class RandomStream(NamedTuple):
     """Names of a group's random numbers, besides the rank.
 
     Attributes:
-        instance: Number of the compressor in this process; other ranks may have other numbers.
+        number: Number of the compressor, the same on all ranks.
         seed: The compressor's seed.
         group: Number of the group and attempt (``random.group_number``).
     """
 
-    instance: Instance
+    number: int
     seed: int
     step: int
     group: int
@@ -112,24 +111,14 @@ class Parcel:
     unchecked: list[Callable[[], None]] = field(default_factory=list)
 
     def key(self, rank: int, *inside: int) -> int:
-        """Return a rank's key of random numbers, as far as this rank knows; ranks count as in the
-        exchange.
+        """Return a rank's key of random numbers; ranks count as in the exchange.
 
         ``inside`` are numbers of a message of the group, if it has several. Coordinates count from
         a message's start, so equal keys would repeat numbers.
         """
-        instance, seed, step, group = self.stream
-        number = self.ranks[rank] if self.ranks else rank
-        key = key_of(instance.training or 0, seed, number, step, group)
+        number, seed, step, group = self.stream
+        key = key_of(number, seed, self.ranks[rank] if self.ranks else rank, step, group)
         return stream_key(key, *inside) if inside else key
-
-    def is_from(self, rank: int, key: int, *inside: int) -> bool:
-        """Return whether a rank may use ``key``; see ``key``."""
-        if key == self.key(rank, *inside):
-            return True
-        instance, seed, step, group = self.stream
-        near = instance.keys(seed, self.ranks[rank] if self.ranks else rank, step, group)
-        return key in (stream_key(own, *inside) if inside else own for own in near)
 
     def frame(self, quantized: int, full: int) -> Frame:
         """Return the frame of a payload of these numbers of coordinates."""

@@ -171,7 +171,7 @@ class ScatterReduceExchange(Exchange):
             return parcel.wide("average", 0)
         payloads = arrived(received)
         for rank, payload in enumerate(payloads):
-            if not parcel.is_from(rank, payload.header.key, self.rank, FIRST):
+            if payload.header.key != parcel.key(rank, self.rank, FIRST):
                 raise PayloadError(f"rank {rank} sent a payload of another step, group or chunk")
 
         begin = time.perf_counter()
@@ -257,7 +257,7 @@ class ScatterReduceExchange(Exchange):
             if not chunk.coordinates:
                 continue
             payload = row.take(owner, _check_not_failed)
-            if not parcel.is_from(owner, payload.header.key, owner, SECOND):
+            if payload.header.key != parcel.key(owner, owner, SECOND):
                 raise PayloadError(f"rank {owner} sent an average of another step or group")
             again = second.quantized(chunk.quantized)
             expected = parcel.frame(again, chunk.coordinates - again)

@@ -116,10 +116,10 @@ def compare_settings(world: Any, compressor: GradientCompressor) -> None:
     """Compare the ranks' package versions and settings, and number the compressor; a collective.
     RankMismatchError is raised on all ranks.
     """
-    everyone = world.gather_objects((describe(compressor), compressor._training.instance.proposed))
+    everyone = world.gather_objects((describe(compressor), compressor._training.instance.offer()))
     if mismatch := differences([own for own, _ in everyone], range(world.size)):
         raise RankMismatchError(mismatch)
-    compressor._training.instance.bind(max(number for _, number in everyone))
+    compressor._training.instance.agree(offer for _, offer in everyone)
 
 
 def position(
@@ -136,12 +136,13 @@ def position(
     """
     fits = due.first + 2 * due.second + 4 * due.samples
     settings, groups = compressor.parts.default.settings_fingerprint, layout.fingerprint >> 1
-    numbers = settings, compressor.step, attempt, fits, groups, int(held), int(compares)
+    number = compressor._training.instance.number
+    numbers = settings, compressor.step, attempt, fits, groups, int(held), number, int(compares)
     return torch.tensor(numbers, device="cpu")
 
 
 def disagreement(positions: torch.Tensor) -> str:
-    """Return how the ranks' positions, int64 (ranks, 7), differ; "" if they do not."""
+    """Return how the ranks' positions, int64 (ranks, 8), differ; "" if they do not."""
     alike = positions[:, :-1]
     if torch.equal(alike, alike[:1].expand_as(alike)):
         return ""
@@ -151,12 +152,13 @@ def disagreement(positions: torch.Tensor) -> str:
 
 def _describe(numbers: Sequence[int]) -> Description:
     """Return a position as topics of named values."""
-    settings, step, attempt, due, layout, held, _ = numbers
+    settings, step, attempt, due, layout, held, number, _ = numbers
     fits = {False: "not due", True: "due"}
     return {
         "the step": {
             "its number": str(step),
             "its attempt": str(attempt),
+            "the compressor's number in random streams": str(number),
             "a fit of tables (update_steps)": fits[bool(due & 1)],
             "a fit of averages' tables": fits[bool(due & 2)],
             "samples for a fit": fits[bool(due & 4)],

@@ -233,14 +233,14 @@ class Trips:
         group, settings = self._layout.groups[index], self._compressor.settings
         # Other ranks refuse the payload of an incomplete group.
         attempt = self._attempt + INCOMPLETE * (index in self.incomplete)
-        number, instance = group_number(index, attempt), self._compressor._training.instance
+        instance = self._compressor._training.instance.number or 0
         return Parcel(
             codec=codec,
             dtype=group.dtype,
             quantized=quantized,
             full=group.coordinates - quantized,
             device=device,
-            stream=RandomStream(instance, settings.seed, self.number, number),
+            stream=RandomStream(instance, settings.seed, self.number, group_number(index, attempt)),
             factor=factor,
             layout=self._layout.fingerprint,
             index=index,

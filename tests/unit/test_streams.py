@@ -10,7 +10,7 @@ import unit_oracles as oracle
 from scheme_cases import schemes
 
 from hvd_adaptive import ALQ, QCS, QSGD, instances
-from hvd_adaptive.instances import NEAR, Instance
+from hvd_adaptive.instances import Instance
 from hvd_adaptive.kernels.random import Use, group_number
 
 # Every scheme that draws random numbers; the others are OneBitSGD, SignSGD and biased BinGrad.
@@ -97,7 +97,7 @@ def test_a_state_goes_on_with_its_stream():
     v, other, codec = gradient(), QSGD(bits=3), QSGD(bits=3)
     other.encode(v), codec.encode(v)
     saved = codec.state_dict()
-    assert saved["instance"] == {"alone": 1}
+    assert saved["instance"] == 1
     assert torch.equal(codec.encode(v), resumed(saved).encode(v))
     pickled = pickle.loads(pickle.dumps(codec))
     assert torch.equal(pickled.encode(v), codec.encode(v))
@@ -110,19 +110,18 @@ def test_a_state_goes_on_with_its_stream():
 def test_settings_that_change_keep_the_stream():
     v, other, codec = gradient(), QSGD(bits=3), QSGD(bits=3)
     other.encode(v), codec.encode(v)
-    codec._training.instance.bind()
     codec.set(bits=5)
     saved = codec.state_dict()
-    assert saved["instance"] == {"training": 0, "alone": 1}
+    assert saved["instance"] == 1
     assert resumed(saved).state_dict()["instance"] == saved["instance"]
     assert key_of(codec.encode(v)) == oracle.stream_key(0, 0, 1, 2**63, 1)
     del saved["instance"]  # as an earlier version wrote it
     codec.load_state_dict(saved)
-    assert codec._training.instance == Instance(0, 1)
-    assert resumed(saved)._training.instance == Instance()
+    assert codec._training.instance.number == 1
+    assert resumed(saved)._training.instance.number is None
 
 
-@pytest.mark.parametrize("wrong", (3, {"n": 1}, {"training": 1.5}, {"alone": 2**63}))
+@pytest.mark.parametrize("wrong", (-1, {"n": 1}, 1.5, 2**63))
 def test_a_malformed_instance_is_refused(wrong):
     codec = QSGD()
     state = codec.state_dict() | {"step": 7, "instance": wrong}
@@ -131,16 +130,22 @@ def test_a_malformed_instance_is_refused(wrong):
     assert codec.step == 0
 
 
-def test_numbers_of_other_ranks_are_known():
-    """A receiver allows for another order of compressors on a rank, not for another step."""
-    here, there = Instance(training=2), Instance(training=70)
-    own = list(here.keys(5, 1, 8, 3))
-    assert own[0] == oracle.stream_key(5, 1, 8, 3, 2) == here.key(5, 1, 8, 3)
-    assert len(own) == len(set(own)) == 2 + NEAR + 1
-    assert oracle.stream_key(5, 1, 8, 3) in own and oracle.stream_key(5, 1, 8, 3, 66) in own
-    assert there.key(5, 1, 8, 3) not in own and there.key(5, 1, 8, 3) not in own
-    for other in ((6, 1, 8, 3), (5, 0, 8, 3), (5, 1, 9, 3), (5, 1, 8, 4)):
-        assert not {Instance(n).key(*other) for n in range(70)} & set(own)
+@pytest.mark.parametrize("bound", (False, True))
+def test_ranks_agree_on_one_number(bound):
+    """Their own if all have it; else one that is free on each of them, whoever needs one later."""
+    ranks = [Instance(2), Instance(5)] if bound else [Instance(2), Instance(2)]
+    offers = [(instance.number, free) for instance, free in zip(ranks, (7, 6), strict=True)]
+    for instance in ranks:
+        instances.start_over()
+        instance.agree(offers)
+        assert instance.number == (7 if bound else 2)
+        assert Instance().bind() == instance.number + 1
+
+
+def test_an_offer_is_the_next_number_until_there_is_one():
+    first, second = Instance(), Instance()
+    assert first.offer() == second.offer() == (0, 0)
+    assert first.bind() == 0 and first.offer() == (0, 1) and second.offer() == (1, 1)
 
 
 def test_no_two_uses_share_a_number():

@@ -87,14 +87,14 @@ class ShardedModules:
         settings, step, part = compressor.settings, compressor.step, module.group.part
         quantized = 0 if step < settings.warmup_steps else module.group.quantized
         described = (module.name, flat.numel(), quantized, str(flat.dtype), self._shards)
-        number = group_number(index, call)
+        number, group = compressor._training.instance.number or 0, group_number(index, call)
         return _ordered(flat.view(-1, module.length), quantized), Parcel(
             codec=compressor.parts[part],
             dtype=flat.dtype,
             quantized=quantized,
             full=flat.numel() - quantized,
             device=flat.device,
-            stream=RandomStream(compressor._training.instance, settings.seed, step, number),
+            stream=RandomStream(number, settings.seed, step, group),
             factor=factor,
             layout=digest(described),
             index=index,

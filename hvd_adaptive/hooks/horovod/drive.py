@@ -158,7 +158,8 @@ class HorovodDrive(Drive):
             yield False if self.named else None
         yield from self._agree(reduced)
         takes_part = self.read.active == self.binding.world.size
-        if takes_part and self.read.same_groups and not self._held:
+        is_settled = self.read.same_groups and self.read.same_number
+        if takes_part and is_settled and not self._held:
             self.step.release(self.read.factor)
         if takes_part:
             self.binding.agreement.is_new = False
@@ -236,6 +237,8 @@ class HorovodDrive(Drive):
         step = self.step
         if step.attempt:
             binding.abandoned.complete(binding.world, binding.name_at(step.attempt), step.device)
+        if not self.read.same_number:
+            self._agree_on_number(binding.name_at(step.attempt))
         if not binding.exchange.is_set_up:
             binding.set_up(step.layout, step.number, step.device, step.attempt)
             binding.agreement.begin_step(binding)  # averages may have tables to fit by now
@@ -256,6 +259,13 @@ class HorovodDrive(Drive):
             yield None
         step.write_back()
         step.check_everywhere()
+
+    def _agree_on_number(self, name: str) -> None:
+        """Number the compressor alike on all ranks, before any random number is drawn."""
+        instance = self.binding.compressor._training.instance
+        own = torch.tensor(instance.offer(), device="cpu")
+        everyone = self.binding.world.gather_equal(own, f"{name}.number")
+        instance.agree(everyone.tolist())
 
     def _sum_of_some(self) -> Road:
         """Complete a step of some ranks; the others have called hvd.join()."""

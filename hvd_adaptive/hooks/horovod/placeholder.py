@@ -3,13 +3,13 @@
 Ranks compare a *position*, a vector, once a step (agreement.py), as the sum of
 
 float64 [1, rank, 1 on rank 0, slot, slot**2, step, step**2, progress, progress**2, low, low**2,
-high, high**2, groups, groups**2, compares, +-2**40]. ``progress`` is a checksum of the attempt at
-the step, of how often tables were fitted, and of whether they are now. ``low`` and ``high`` are the
-halves of a 32-bit fingerprint. ``groups`` is a checksum of how parameters are cut into groups.
-``compares`` is 1 if ranks are to compare their parameters. The first entry shows how
-many ranks took part: a rank that has called hvd.join() adds zeros. A variance above zero shows that
-ranks disagree. The numbers are taken modulo 2**16, so that sums of squares over 1,000 ranks are
-exact in float64.
+high, high**2, groups, groups**2, number, number**2, compares, +-2**40]. ``progress`` is a checksum
+of the attempt at the step, of how often tables were fitted, and of whether they are now. ``low``
+and ``high`` are the halves of a 32-bit fingerprint. ``groups`` is a checksum of how parameters are
+cut into groups. ``number`` is that of the compressor (instances.py). ``compares`` is 1 if ranks are
+to compare their parameters. The first entry shows how many ranks took part: a rank that has called
+hvd.join() adds zeros. A variance above zero shows that ranks disagree. The numbers are taken modulo
+2**16, so that sums of squares over 1,000 ranks are exact in float64.
 
 If Horovod's optimizer calls, the op is known, and a gradient's placeholder is one number: 1 if
 backward has not reached the parameter on this rank. Without an optimizer (``hvd.allreduce``) the
@@ -34,7 +34,7 @@ MODULUS = 1 << 16
 OPPOSED = float(1 << 40)
 _SETTINGS = "settings, parameters or package version"
 # Whoever disagrees on settings may disagree on the rest, too, so settings are reported first.
-_STEP, _PROGRESS, _GROUPS = 1, 2, 5
+_STEP, _PROGRESS, _GROUPS, _NUMBER = 1, 2, 5, 6
 _TOPICS = (
     (4, _SETTINGS),
     (3, _SETTINGS),
@@ -51,12 +51,14 @@ class Reduction(NamedTuple):
         factor: Turns a sum over ranks into its result: 1/size or 1.
         active: Number of ranks that took part; fewer than all if some have called hvd.join().
         same_groups: Whether ranks cut their parameters into the same groups.
+        same_number: Whether the compressor has the same number on all ranks.
         compares: Whether a rank wants ranks to compare their parameters.
     """
 
     factor: float
     active: int
     same_groups: bool = True
+    same_number: bool = True
     compares: bool = False
 
 
@@ -75,6 +77,7 @@ def position(
     fingerprint: int,
     progress: int = 0,
     groups: int = 0,
+    number: int = 0,
     compares: bool = False,
 ) -> torch.Tensor:
     """Return a rank's position: the sum over ranks shows whether all positions are equal.
@@ -84,11 +87,12 @@ def position(
         fingerprint: 32 bits of what must be equal on all ranks in every step.
         progress: What must be equal on all ranks in this step, besides ``step``.
         groups: Number of the groups; if it differs between ranks, they change their groups.
+        number: Number of the compressor; if it differs between ranks, they agree on another one.
         compares: Whether ranks are to compare their parameters.
     """
     values = [1.0, float(rank), float(rank == 0)]
-    for number in (slot, step, progress, fingerprint, fingerprint >> 16, groups):
-        values += [float(number % MODULUS), float((number % MODULUS) ** 2)]
+    for entry in (slot, step, progress, fingerprint, fingerprint >> 16, groups, number):
+        values += [float(entry % MODULUS), float((entry % MODULUS) ** 2)]
     values += [float(compares), -OPPOSED if rank % 2 else OPPOSED]
     return torch.tensor(values, dtype=torch.float64, device="cpu")
 
@@ -134,9 +138,10 @@ def check_reduced(
     if own is not None and reduced[0] == size and torch.equal(reduced[3:-2], size * own[3:-2]):
         return Reduction(1.0, size, compares=bool(reduced[-2] > 0))
     read, whole = _read(reduced, size)
+    pairs = zip(whole[:-1:2], whole[1:-1:2], strict=True)
+    alike = [read.active * squares == total * total for total, squares in pairs]
     for pair, topic in _TOPICS:
-        total, squares = whole[2 * pair], whole[2 * pair + 1]
-        if read.active * squares == total * total:
+        if alike[pair]:
             continue
         mismatch = (
             f"ranks disagree on {topic}: every rank must construct the same compressor for the "
@@ -146,9 +151,9 @@ def check_reduced(
             raise RankMismatchError(mismatch)
         if not any_step:
             raise StepsDiffer(mismatch, read)
-    total, squares, compares = whole[2 * _GROUPS :]
-    same_groups = read.active * squares == total * total
-    return read._replace(same_groups=same_groups, compares=compares > 0)
+    return read._replace(
+        same_groups=alike[_GROUPS], same_number=alike[_NUMBER], compares=whole[-1] > 0
+    )
 
 
 def disagreement(reduced: torch.Tensor, size: int) -> str | None:

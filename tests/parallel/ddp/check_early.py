@@ -64,7 +64,7 @@ def averages_of(scheme, early, monkeypatch, **options):
             patch.setattr(EarlyGroups, "begin", lambda self, gradients: None)
         net = deep_net()
         model, state = wrapped(net, SCHEMES[scheme](), **options)
-        state.compressor._training.instance.bind(7)  # random numbers of both runs are the same
+        state.compressor._training.instance.number = 7  # random numbers of both runs are the same
         found = []
         for step in range(STEPS):
             train(model, step)

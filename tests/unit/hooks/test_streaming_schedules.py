@@ -73,7 +73,7 @@ class Rank:
     def __init__(self, schedule: Schedule, network: Network, number: int) -> None:
         self.number, self.schedule, self.exact = number, schedule, simulated(network.size)
         compressor = make_compressor()
-        compressor._training.instance.training = 0  # as in a process of its own
+        compressor._training.instance.number = 0  # as in a process of its own
         self.net = make_net()
         world = OrderedWorld(schedule, network, number)
         with mock.patch.object(local_sgd, "find_world", lambda *_: world):

@@ -11,6 +11,7 @@ import torch
 from hvd_adaptive.adapt.updates import Due
 from hvd_adaptive.base.errors import PayloadError
 from hvd_adaptive.exchange.exchange import FailedElsewhereError
+from hvd_adaptive.instances import Instance
 from hvd_adaptive.run.agreement import Failures, places_that_differ, position, step_failed
 
 LABELS = ["first", "second", "third", "fourth"]
@@ -53,7 +54,9 @@ def test_position_differs_with_every_fit_that_is_due():
     for first, second, samples in itertools.product((False, True), repeat=3):
         due = Due(first, second, samples)
         parts = SimpleNamespace(default=SimpleNamespace(settings_fingerprint=1))
-        compressor, layout = SimpleNamespace(step=5, parts=parts), SimpleNamespace(fingerprint=8)
+        training = SimpleNamespace(instance=Instance(0))
+        compressor = SimpleNamespace(step=5, parts=parts, _training=training)
+        layout = SimpleNamespace(fingerprint=8)
         found.add(tuple(position(compressor, 0, layout, due, False, False).tolist()))
     assert len(found) == 8
 

@@ -59,7 +59,7 @@ class Rank:
     def __init__(self, schedule, network, number, make, plan) -> None:
         self.number, self.plan, self.schedule, self.network = number, plan, schedule, network
         self.compressor = make(bucket_size=BUCKET, min_numel=1, fusion_bytes=4 * 128)
-        self.compressor._training.instance.training = 0  # as in a process of its own
+        self.compressor._training.instance.number = 0  # as in a process of its own
         self.parameters = [[torch.nn.Parameter(torch.zeros(n)) for n in of] for of in SIZES]
         world = OrderedWorld(schedule, network, number)
         self.session = BucketSession(self.compressor, Names([]), None, lambda: world)

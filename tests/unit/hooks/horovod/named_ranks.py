@@ -146,7 +146,7 @@ class Optimizer:
 
     def __init__(self, schedule, network, rank, name, sizes, compressor, op, dtype) -> None:
         self.schedule, self.name, self.compressor = schedule, name, compressor
-        compressor._training.instance.training = 0  # as in a process of its own
+        compressor._training.instance.number = 0  # as in a process of its own
         self.world = NamedWorld(schedule, network, rank)
         self.binding = NamedBinding(compressor, self.world, name, sizes, op, dtype)
         self.driver = Driver(compressor)
