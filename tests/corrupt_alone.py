@@ -3,7 +3,6 @@ each door (see tests/nets.py)."""
 
 from __future__ import annotations
 
-import hashlib
 import itertools
 
 import pytest
@@ -52,6 +51,8 @@ def inject(monkeypatch, damage, rank, turn) -> list:
     return done
 
 
+@pytest.mark.ranks
+@pytest.mark.gloo
 @pytest.mark.parametrize("turn", [1, 0, 3])
 @pytest.mark.parametrize("scheme", MAKE)
 @pytest.mark.parametrize("exchange", EXCHANGES)
@@ -82,7 +83,7 @@ def test_every_rank_raises_the_same(
         assert bool(done) == (rank == broken)
     told = str(raised.value)
     assert f"corrupt at rank {broken} (group" in told and compressor.step == 2
-    assert is_same(gather, torch.tensor(list(hashlib.sha256(told.encode()).digest())))
+    assert is_same(gather, told)
     assert torch.equal(flat_parameters(net), before)
     assert all(bool(p.grad.isnan().all()) for p in net.parameters())
     if training.restart():

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
-
 import pytest
 import torch
 from nets import Door, Gather, flat_parameters, is_same, loss_of, make_net, own_gradients, train
@@ -112,7 +110,7 @@ def test_residuals_that_outgrow_on_one_rank_stop_all(
     assert "step 3: error_feedback=1.0: residuals have outgrown" in message
     assert f" at rank {broken}; the measured" in message
     assert torch.equal(flat_parameters(net), before) and compressor.step == 3
-    assert is_same(gather, torch.tensor(list(hashlib.sha256(message.encode()).digest())))
+    assert is_same(gather, message)
     for residual, own in zip(compressor._training.residuals._current.values(), kept, strict=True):
         assert rank == broken or torch.equal(residual, own)
         residual.zero_()

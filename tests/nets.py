@@ -7,6 +7,7 @@ a step that failed, and returns whether it can."""
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -46,12 +47,19 @@ def loss_of(model: Callable[..., torch.Tensor], step: int, rank: int) -> torch.T
     return nn.functional.cross_entropy(model(x), y)
 
 
-def own_gradients(net: nn.Module, step: int, rank: int) -> dict[str, torch.Tensor]:
-    """This rank's, before any exchange: the same weights in a model of its own."""
+def gradients_of(
+    net: nn.Module, loss: Callable[[Callable[..., torch.Tensor]], torch.Tensor]
+) -> dict[str, torch.Tensor]:
+    """Of ``loss(net)``, before any exchange: the same weights in a model of its own."""
     named = dict(net.named_parameters())
     copies = {name: p.detach().clone().requires_grad_() for name, p in named.items()}
-    loss_of(lambda x: torch.func.functional_call(net, copies, (x,)), step, rank).backward()
+    loss(lambda x: torch.func.functional_call(net, copies, (x,))).backward()
     return {name: p.grad for name, p in copies.items() if p.grad is not None}
+
+
+def own_gradients(net: nn.Module, step: int, rank: int) -> dict[str, torch.Tensor]:
+    """Of this rank's batch."""
+    return gradients_of(net, lambda model: loss_of(model, step, rank))
 
 
 def train(training: Any, rank: int, steps: Sequence[int]) -> None:
@@ -67,9 +75,20 @@ def flat_parameters(net: nn.Module) -> torch.Tensor:
     return torch.cat([p.detach().reshape(-1) for p in net.parameters()])
 
 
-def is_same(gather: Gather, tensor: torch.Tensor) -> bool:
-    """Whether all ranks have the same bits."""
-    bits = tensor.detach().contiguous().view(torch.uint8)
+def hash_of(*parts: torch.Tensor | nn.Module) -> str:
+    """Of the bits of tensors; a module stands for its parameters."""
+    digest = hashlib.sha256()
+    for part in parts:
+        for tensor in part.parameters() if isinstance(part, nn.Module) else [part]:
+            digest.update(f"{tensor.dtype} {tuple(tensor.shape)}".encode())
+            digest.update(tensor.detach().contiguous().reshape(-1).view(torch.uint8).numpy())
+    return digest.hexdigest()
+
+
+def is_same(gather: Gather, what: torch.Tensor | str) -> bool:
+    """Whether all ranks have the same bits, or the same text."""
+    text = what if isinstance(what, str) else hash_of(what)
+    bits = torch.tensor(list(hashlib.sha256(text.encode()).digest()), dtype=torch.uint8)
     return bool((gather(bits) == bits).all())
 
 

@@ -11,7 +11,7 @@ import pytest
 from launch import ROOT, Launcher, run
 
 SECONDS = 400  # unlike processors compile kernels anew, the first time
-PROGRAM = ROOT / "tests/parallel/lifecycle.py"
+PROGRAM = ROOT / "tests/parallel/ranks/lifecycle.py"
 LAUNCHED = [
     (["shutdown_and_init", "stalled", "ended_in_flight", "subsets"], Launcher(3, "mpirun")),
     # It compiles every kernel twice; tests/golden holds the bits of one processor.

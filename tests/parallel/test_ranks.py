@@ -6,26 +6,58 @@ By hand: mpirun -np 2 python -m pytest -o python_files="check_*.py" tests/parall
 from __future__ import annotations
 
 import sys
+import time
 
+import psutil
 import pytest
-from launch import LAUNCHERS, Launcher, run
+from launch import LAUNCHERS, ROOT, Launcher, run, start
 
 # A check that hangs is ended in its rank, with every thread's stack, and with it the launch; the
 # launch's own limit is for what hangs outside of checks.
 CHECK_SECONDS, SECONDS = 180, 1800
+CHECKS = ROOT / "tests/parallel/ranks"
+pytestmark = [pytest.mark.parallel, pytest.mark.timeout(SECONDS + 30)]
 
 
-@pytest.mark.parallel
-@pytest.mark.timeout(SECONDS + 30)
-@pytest.mark.parametrize("launcher", LAUNCHERS, ids=str)
-def test_ranks(launcher: Launcher) -> None:
-    """Every check passes on every rank; a hang is killed and fails."""
-    command = [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider"]
+def check(launcher: Launcher, words: list[str], *options: str) -> None:
+    """Every check passes on every rank; a hang is killed and fails.
+
+    words: pytest's, options: Python's.
+    """
+    command = [sys.executable, *options, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider"]
     for setting in (f"timeout={CHECK_SECONDS}", "timeout_method=thread", "python_files=check_*.py"):
         command += ["-o", setting]
-    command.append("tests/parallel/ranks")
-    done = run(launcher, command, SECONDS)
+    done = run(launcher, [*command, *words], SECONDS)
     assert done.returncode == 0, done.stdout
     # Every rank must have run to its end, not only the last one to print.
     assert done.stdout.count(" passed") == launcher.ranks, done.stdout
     assert " failed" not in done.stdout, done.stdout
+
+
+@pytest.mark.parametrize("launcher", LAUNCHERS, ids=str)
+def test_ranks(launcher: Launcher) -> None:
+    check(launcher, [str(CHECKS)])
+
+
+@pytest.mark.thorough
+def test_threads() -> None:
+    """Gradients from several threads, in Python's development mode: no race, no warning of Python's
+    own; malloc's debug hooks see no overrun."""
+    words = [str(CHECKS / "check_threads.py"), "-W", "error::ResourceWarning"]
+    check(Launcher(2, "gloo"), words, "-X", "dev")
+
+
+def test_a_hang_is_killed(tmp_path) -> None:
+    """The launcher's own time limit ends ranks that would wait for ever."""
+    write = f"import os, time; open(f'{tmp_path}/{{os.getpid()}}', 'w'); time.sleep(600)"
+    job = start(Launcher(2, "mpirun"), [sys.executable, "-c", write], 60)
+    while len(list(tmp_path.iterdir())) < 2:
+        assert time.monotonic() < job.deadline, "ranks do not start"
+        time.sleep(0.05)
+    job.deadline = time.monotonic() + 0.2
+    assert job.wait() is None
+    pids = [int(path.name) for path in tmp_path.iterdir()]
+    end = time.monotonic() + 30
+    while any(map(psutil.pid_exists, pids)):
+        assert time.monotonic() < end, "ranks are left"
+        time.sleep(0.05)

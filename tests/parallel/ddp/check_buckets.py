@@ -1,8 +1,11 @@
-"""Steps are known by their parameters: whichever buckets DDP brings, in whichever way."""
+"""Steps are known by their parameters: whichever buckets DDP brings, of which model, with which
+option, in whichever way; groups that may be handed over before their bucket is full (``sent``)."""
 
 from __future__ import annotations
 
+import inspect
 import time
+from contextlib import nullcontext
 
 import pytest
 import torch
@@ -12,43 +15,135 @@ from ddp_oracles import (
     assert_averages,
     assert_trains,
     backward,
-    batch,
     hooked,
     make_net,
     own_gradients,
 )
+from early_nets import STEPS, TOLERANCE, Branches, Checkpointed, Shared, Unused, deep_net, wrapped
 from torch import nn
-from torch.utils.checkpoint import checkpoint
+from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import fp16_compress_wrapper
+from torch.nn.parallel import DistributedDataParallel
 
 from hvd_adaptive import ALQ, QSGD, RankMismatchError, Tuning
 from hvd_adaptive.ddp import compression_hook
 
-RANKS = dist.get_world_size()
+RANK, RANKS = dist.get_rank(), dist.get_world_size()
+
+UNUSED, STATIC = {"find_unused_parameters": True}, {"static_graph": True}
+# A model, options of DDP, the compressor's, and whether groups leave early (None: either).
+MODELS = {
+    "views": (deep_net, {"gradient_as_bucket_view": True}, {}, True),
+    "caps": (deep_net, {"bucket_cap_mb_list": [0.02, 0.05, 1.0]}, {}, None),
+    # It fills a bucket when all of its gradients are there.
+    "late copies": (deep_net, {"batched_grad_copy": True}, {}, False),
+    "orders": (Branches, {}, {}, True),
+    "orders, feedback": (Branches, {}, {"error_feedback": 1.0}, True),
+    # A layer that no rank uses makes its groups wait for DDP; others leave early.
+    "unused": (Unused, UNUSED, {}, True),
+    # Backward passes within the backward pass bring buckets, too.
+    "checkpoints": (lambda: Checkpointed(reentrant=False), {}, {}, None),
+    "reentrant": (lambda: Checkpointed(reentrant=True), {}, {}, None),
+    "static": (lambda: Checkpointed(reentrant=False), STATIC, {}, None),
+    "static, reentrant": (lambda: Checkpointed(reentrant=True), STATIC, {}, None),
+    "shared, reentrant": (Shared, STATIC, {}, True),
+}
+
+
+@pytest.mark.parametrize("model", MODELS)
+def test_averages_of_any_model(model, sent):
+    make, options, keywords, leaves_early = MODELS[model]
+    if not options.keys() <= inspect.signature(DistributedDataParallel).parameters.keys():
+        pytest.skip(f"DistributedDataParallel has no {options} in this version of torch")
+    net = make()
+    ddp, state = wrapped(net, **keywords, **options)
+    assert_trains(ddp, net, STEPS, TOLERANCE)
+    assert state.compressor.step == STEPS
+    assert leaves_early in (None, bool(sent))
+    if model == "shared, reentrant":  # its gradient is accumulated in two passes
+        groups, members = state.session._early._slots_of, state.session._binding.layout.members
+        names = {members[slot].name for group in sent for slot in groups[group]}
+        assert names and not any(name.startswith("shared") for name in names)
+
+
+def waiting(state, bucket):
+    """Waits for each average before DDP fills the next bucket."""
+    done = torch.futures.Future()
+    done.set_result(compression_hook(state, bucket).wait() * 2)
+    return done
+
+
+def scaled(state, bucket):
+    bucket.buffer().mul_(0.5)
+    return compression_hook(state, bucket)
+
+
+HOOKS = {"waiting": (waiting, 2.0), "scaled": (scaled, 0.5)}
+
+
+@pytest.mark.parametrize("worker", [True, False])
+@pytest.mark.parametrize("name", HOOKS)
+def test_hooks_around_ours(name, worker, sent):
+    """They may change the bucket, or its average."""
+    hook, factor = HOOKS[name]
+    net = deep_net()
+    compressor = ALQ(**FINE, update_steps=[0, 2], tuning=Tuning(worker=worker))
+    model, _ = wrapped(net, compressor, hook=hook)
+    assert_trains(model, net, STEPS, TOLERANCE, factor)
+    assert name == "waiting" or not sent
+
+
+def test_a_wrapper_in_16_bits():
+    """The bucket that ours receives is float16; so are its averages."""
+    net = make_net()
+    model, state = hooked(net, hook=fp16_compress_wrapper(compression_hook))
+    assert_trains(model, net, 3)
+    assert state.compressor.step == 3
+    report = state.report()
+    assert report["uncompressed_bytes"] == 2 * report["coordinates"]
+
+
+@pytest.mark.parametrize("static", [False, True])
+def test_no_sync_sends_nothing(static, sent):
+    """Two backward passes accumulate; groups of the third leave early, with the sum."""
+    net = deep_net()
+    model, state = wrapped(net, static_graph=static)
+    backward(model, 9)  # a static graph must be known before no_sync
+    for step in range(1, STEPS):
+        model.zero_grad()
+        own = [own_gradients(net, 3 * step + part) for part in range(3)]
+        for part in range(3):
+            del sent[:]
+            with nullcontext() if part == 2 else model.no_sync():
+                backward(model, 3 * step + part, zero=False)
+            assert not sent or (part == 2 and step >= 4)
+        assert static or bool(sent) == (step >= 4)
+        assert_averages(net, {name: sum(of[name] for of in own) for name in own[0]}, TOLERANCE)
+    assert state.compressor.step == STEPS
+
+
+class Mixed(nn.Module):
+    """Layers of float32, then of float64."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.last = nn.Linear(40, 120), nn.Linear(120, 10).double()
+
+    def forward(self, x):
+        return self.last(self.first(x).relu().double())
 
 
 def test_a_static_graph_of_two_dtypes():
     """In the first iteration all buckets have number 0, and none is the last one: they are averaged
     in full precision, and later ones are compressed."""
-    net = nn.Sequential(nn.Linear(40, 120), nn.ReLU(), ToDouble(), nn.Linear(120, 10).double())
+    torch.manual_seed(0)
+    net = Mixed()
     model, state = hooked(net, static_graph=True, bucket_cap_mb=25)
     for step in range(3):
-        x, y = batch(step)
-        names = [name for name, _ in net.named_parameters()]
-        own = dict(zip(names, gradients_of(net, x, y), strict=True))
-        net.zero_grad()
-        nn.functional.cross_entropy(model(x), y).backward()
+        own = own_gradients(net, step)
+        backward(model, step)
         assert_averages(net, own, tolerance=1e-6 if step == 0 else 0.02)
     assert state.compressor.step == 2
     assert state.compressor.report()["bits_per_coordinate"] < 12
-
-
-def gradients_of(net, x, y):
-    return torch.autograd.grad(nn.functional.cross_entropy(net(x), y), list(net.parameters()))
-
-
-class ToDouble(nn.Module):
-    def forward(self, x):
-        return x.double()
 
 
 class Towers(nn.Module):
@@ -65,6 +160,9 @@ class Towers(nn.Module):
         return self.head(sum(self.layers[index](x) for index in self.used))
 
 
+SKIPPED = UNUSED | {"skip_all_reduce_unused_params": True}
+
+
 @pytest.mark.parametrize(
     ("used", "worker"), [((1, 2), True), ((0, 1), False), ((1,), True), ((1,), False)]
 )
@@ -73,17 +171,11 @@ def test_buckets_that_ddp_skips(used, worker):
     one among them."""
     net = Towers()
     compressor = ALQ(bits=8, bucket_size=128, update_steps=[0, 3], tuning=Tuning(worker=worker))
-    model, state = hooked(
-        net, compressor, find_unused_parameters=True, skip_all_reduce_unused_params=True
-    )
+    model, state = hooked(net, compressor, **SKIPPED)
     for step in range(6):
         net.used = (0, 1, 2) if step in (0, 1, 4) else used
         own = own_gradients(net, step)
         backward(model, step)
-        for index in range(3):
-            if index not in net.used:
-                for name in ("weight", "bias"):
-                    own[f"layers.{index}.{name}"] = None
         assert_averages(net, own)
         assert state.compressor.step == step + 1
 
@@ -95,12 +187,11 @@ def test_ranks_that_skip_different_buckets(used, fails_at, worker):
     """Refused by the parameters' names, though their collectives have been paired wrongly. The
     compressor then serves another model, in another group of DDP's."""
     net, compressor, group = Towers(), QSGD(**FINE, tuning=Tuning(worker=worker)), dist.new_group()
-    options = {"find_unused_parameters": True, "skip_all_reduce_unused_params": True}
-    model, state = hooked(net, compressor, group=group, **options)
+    model, state = hooked(net, compressor, group=group, **SKIPPED)
     words = rf"step {fails_at}: ranks disagree .*layers\.0\.weight is there on rank 0, missing on"
     with pytest.raises(RankMismatchError, match=words):
         for step in range(4):
-            net.used = (0, 1, 2) if step < fails_at else used[dist.get_rank() > 0]
+            net.used = (0, 1, 2) if step < fails_at else used[RANK > 0]
             backward(model, step)
     assert compressor.step == fails_at
     state.close()
@@ -110,51 +201,6 @@ def test_ranks_that_skip_different_buckets(used, fails_at, worker):
     assert compressor.step == fails_at + 2
 
 
-@pytest.mark.parametrize("worker", [True, False])
-def test_a_hook_that_waits(worker):
-    """A hook around ours waits for each average before DDP fills the next bucket."""
-
-    def waiting(state, bucket):
-        done = torch.futures.Future()
-        done.set_result(compression_hook(state, bucket).wait() * 2)
-        return done
-
-    net = make_net()
-    compressor = ALQ(**FINE | {"bits": 8}, update_steps=[0, 2], tuning=Tuning(worker=worker))
-    model, _ = hooked(net, compressor, hook=waiting)
-    for step in range(5):
-        own = own_gradients(net, step)
-        backward(model, step)
-        for parameter in net.parameters():
-            parameter.grad /= 2
-        assert_averages(net, own)
-
-
-@pytest.mark.parametrize("static", [False, True])
-@pytest.mark.parametrize("reentrant", [True, False])
-def test_checkpoints(reentrant, static):
-    """Backward passes within the backward pass bring buckets, too."""
-
-    class Checkpointed(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.net = make_net()
-
-        def forward(self, x):
-            x = x.requires_grad_()  # or reentrant checkpoints have no backward pass
-            for layer in self.net:
-                x = checkpoint(layer, x, use_reentrant=reentrant)
-            return x
-
-    net = Checkpointed()
-    model, state = hooked(net, static_graph=static)
-    for step in range(4):
-        own = {f"net.{name}": g for name, g in own_gradients(net.net, step).items()}
-        backward(model, step)
-        assert_averages(net, own)
-    assert state.compressor.step == 4
-
-
 def test_collectives_of_the_program():
     """The program uses the model's group within backward, as the worker uses its own."""
     net = make_net()
@@ -162,7 +208,7 @@ def test_collectives_of_the_program():
     sums = []
 
     def hook(gradient):
-        mine = torch.ones(7) * (1 + dist.get_rank())
+        mine = torch.ones(7) * (1 + RANK)
         dist.all_reduce(mine)
         sums.append(mine)
 

@@ -194,7 +194,7 @@ def test_tables_are_fitted_at_the_end_of_update_steps():
         versions.append(compressor.report()["table_version"])
         errors.append(compressor.report()["relative_error"])
     assert versions == [1, 1, 2, 2] and errors[1] < errors[0]
-    assert_same_everywhere([compressor.levels])
+    assert_same_everywhere(compressor.levels)
 
 
 def test_bits_by_module():

@@ -47,7 +47,7 @@ def test_a_training_is_float32s(name):
             optimizer.step()
         losses.append(float(torch.stack(gathered(loss)).mean()))
     assert losses[1] == pytest.approx(losses[0], rel=0.1) and losses[0] < 2.3
-    assert_same_everywhere([p.full_tensor() for p in model.parameters()])
+    assert_same_everywhere(*(p.full_tensor() for p in model.parameters()))
 
 
 @pytest.mark.parametrize("way", ["own", "dcp"])
@@ -253,7 +253,7 @@ def test_replicas(name):
         if step == 0:
             assert_close(whole(model), exact(net, 0), 0.02 if name is None else 0.05)
     assert compressed.compressor.step == REPLICA_STEPS
-    assert_same_everywhere([p.full_tensor() for p in model.parameters()])
+    assert_same_everywhere(*(p.full_tensor() for p in model.parameters()))
 
 
 @pytest.mark.parametrize("seen", ["report", "end", "trained"])

@@ -1,77 +1,60 @@
-"""The hook in training: residuals, unused parameters, AMP, errors, saved states."""
+"""The hook in training: residuals, kinds of gradients, errors, saved states, memory."""
 
 from __future__ import annotations
 
+import gc
 import io
 import logging
+import weakref
 
 import pytest
 import torch
 import torch.distributed as dist
-from ddp_oracles import (
-    assert_same_everywhere,
-    backward,
-    gathered,
-    make_net,
-    wrap,
-)
+from ddp_oracles import assert_same_everywhere, backward, make_net, mean, wrap
 from feedback_doors import *  # noqa: F403
-from random_streams import *  # noqa: F403
-from stock_seconds import *  # noqa: F403
 from torch import nn
 
-from hvd_adaptive import (
-    ALQ,
-    QSGD,
-    RankMismatchError,
-    instances,
-)
+from hvd_adaptive import ALQ, QSGD, RankMismatchError, instances
 from hvd_adaptive.ddp import CompressionState, compression_hook
 from hvd_adaptive.hooks.ddp.buckets import Bucket, BucketFuture
+from hvd_adaptive.run.ordered import WINDOW
 from hvd_adaptive.transport.torch_world import TorchWorld
 
-RANKS = dist.get_world_size()
-RANK = dist.get_rank()
+RANK, RANKS = dist.get_rank(), dist.get_world_size()
 
 
 def test_training_with_updates():
     """Tables are fitted three times, the loss falls, ranks stay equal, no rank's table differs."""
-    net = make_net()
-    model, state = wrap(
-        net, ALQ(bits=3, bucket_size=1024, update_steps=[0, 2, 5]), bucket_cap_mb=0.05
-    )
+    net, compressor = make_net(), ALQ(bits=3, bucket_size=1024, update_steps=[0, 2, 5])
+    model, _ = wrap(net, compressor, bucket_cap_mb=0.05)
     optimizer = torch.optim.SGD(net.parameters(), lr=0.1, momentum=0.9)
     losses = []
     for step in range(40):
         losses.append(backward(model, step % 2))
         optimizer.step()
     assert sum(losses[-4:]) < 0.7 * sum(losses[:4])
-    assert state.compressor.parts.default.table_version == 3
-    assert_same_everywhere([*net.parameters(), state.compressor.levels])
-    report = state.compressor.report()
-    coordinates = sum(p.numel() for p in net.parameters())
-    assert report["coordinates"] == coordinates
+    assert compressor.parts.default.table_version == 3
+    assert_same_everywhere(net, compressor.levels)
+    report = compressor.report()
+    assert report["coordinates"] == sum(p.numel() for p in net.parameters())
     assert 3 < report["bits_per_coordinate"] < 4.2
     assert report["wire_bytes"] == report["payload_bytes"] * (RANKS - 1)
 
 
 def test_settings_change_while_training():
     """A schedule's bits hold from its step on, and buckets are laid out anew."""
-    net = make_net()
-    schedule = {2: {"bits": 6}}.get
-    model, state = wrap(net, QSGD(bits=3, schedule=schedule), bucket_cap_mb=0.05)
-    bits = []
-    for step in range(4):
+    net, bits = make_net(), []
+    model, state = wrap(net, QSGD(bits=3, schedule={2: {"bits": 6}}.get), bucket_cap_mb=0.05)
+    for step in range(5):
+        if step == 4:
+            state.compressor.set(bits=8)
         backward(model, step)
         bits.append(round(state.compressor.report()["bits_per_coordinate"]))
+    assert [b - bits[0] for b in bits] == [0, 0, 3, 3, 5]
     binding = state.session._binding
     sizes = binding.stock_sizes(binding.layout)  # as a monitor compares
     assert len(sizes) > 1 and sum(sizes) == sum(p.numel() for p in net.parameters())
-    state.compressor.set(bits=8)
-    backward(model, 4)
-    bits.append(round(state.compressor.report()["bits_per_coordinate"]))
-    assert [b - bits[0] for b in bits] == [0, 0, 3, 3, 5]
-    assert_same_everywhere([p.grad for p in net.parameters()])
+    assert_same_everywhere(*(p.grad for p in net.parameters()))
 
 
 class Mixed(nn.Module):
@@ -91,27 +74,26 @@ class Mixed(nn.Module):
         return self.image(x.view(-1, 4, 2, 5)).square().mean()
 
 
+def dense(gradient: torch.Tensor) -> torch.Tensor:
+    gradient = gradient.to_dense() if gradient.is_sparse else gradient
+    return torch.view_as_real(gradient) if gradient.is_complex() else gradient
+
+
 def test_kinds_of_gradients():
     """Sparse ones are averaged as they are, the others, float64 and strided ones, too, compressed
     where they are large enough."""
-    net = Mixed()
+    net, copy = Mixed(), Mixed()
     model, state = wrap(net, QSGD(bits=8, norm="linf", bucket_size=64))
-    copy = Mixed()
     for step in range(2):
         generator = torch.Generator().manual_seed(10 * step + RANK)
         words = torch.randint(50, (6, 3), generator=generator)
-        model.zero_grad()
-        model(words).backward()
-        copy.zero_grad()
-        copy(words).backward()
+        for of in (model, copy):
+            of.zero_grad()
+            of(words).backward()
         for (name, parameter), own in zip(net.named_parameters(), copy.parameters(), strict=True):
-            dense = own.grad.to_dense() if own.grad.is_sparse else own.grad
-            dense = torch.view_as_real(dense) if dense.is_complex() else dense
-            mean = sum(gathered(dense)) / RANKS
-            got = parameter.grad.to_dense() if parameter.grad.is_sparse else parameter.grad
-            got = torch.view_as_real(got) if got.is_complex() else got
+            wanted = mean(dense(own.grad))
             exact = name in ("table.weight", "phases", "image.bias")  # these are too small
-            error = float((got - mean).norm() / mean.norm())
+            error = float((dense(parameter.grad) - wanted).norm() / wanted.norm())
             assert error < 1e-6 if exact else 1e-4 < error < 0.03, (name, error)
             assert parameter.grad.stride() == own.grad.stride()
     assert state.compressor.report()["coordinates"] == 40 * 40 + 2 * 40 + 32 * 4 * 9 + 32
@@ -132,21 +114,19 @@ def test_uneven_inputs_in_join():
 @pytest.mark.parametrize("kind", ["settings", "step", "update"])
 def test_ranks_that_differ_are_told(kind):
     """All of them, in the same words, and none waits for the others."""
-    first = RANK == 0
-    net, group = make_net(), dist.new_group()
-    other = QSGD(bits=4 if first else 5) if kind == "settings" else QSGD(bits=4)
+    first, net, group = RANK == 0, make_net(), dist.new_group()
+    compressor = QSGD(bits=5 if kind == "settings" and not first else 4)
     if kind == "update":
-        other = ALQ(bits=3, update_steps=[0, 2] if first else [0, 3])
-    model, state = wrap(net, other, group=group, bucket_cap_mb=0.05)
+        compressor = ALQ(bits=3, update_steps=[0, 2] if first else [0, 3])
+    model, _ = wrap(net, compressor, group=group, bucket_cap_mb=0.05)
     words = {"settings": "bits is 4 on", "step": "its number is", "update": "a fit of tables"}
     with pytest.raises(RankMismatchError, match=words[kind]):
         for step in range(4):
             if kind == "step" and step == 2 and first:
-                saved = state.compressor.state_dict()
-                state.compressor.load_state_dict(saved | {"step": 7})
+                compressor.load_state_dict(compressor.state_dict() | {"step": 7})
             backward(model, step)
     reached = {"settings": 0, "step": 7 if first else 2, "update": 2}
-    assert state.compressor.step == reached[kind]
+    assert compressor.step == reached[kind]
 
 
 @pytest.mark.parametrize("weight", (0.5, "auto"))
@@ -204,11 +184,11 @@ def test_a_backward_that_is_cut_off(caplog):
     with caplog.at_level(logging.WARNING):
         backward(again, 3)
     assert not caplog.records
-    assert state.compressor.step == 3
+    assert compressor.step == 3
     report = compressor.report()
     if state.session.exchange == "allgather":  # what was given up has been sent, too
         assert report["wire_bytes"] > report["payload_bytes"] * (RANKS - 1)
-    assert_same_everywhere([p.grad for p in other.parameters()])
+    assert_same_everywhere(*(p.grad for p in other.parameters()))
 
 
 def test_buckets_that_change_in_the_middle_of_a_step():
@@ -221,24 +201,21 @@ def test_buckets_that_change_in_the_middle_of_a_step():
     for step, order in enumerate(orders):
         generator = torch.Generator().manual_seed(10 * step + RANK)
         own = torch.randn(3, 3000, generator=generator)
-        held = session.compressor.state_dict().get("residuals", {"parameters": {}})["parameters"]
+        held = compressor.state_dict().get("residuals", {"parameters": {}})["parameters"]
         buckets = []
         for slots in order:
             buffer = own[slots].reshape(-1).clone()
             some = [parameters[slot] for slot in slots]
-            views = buffer.split(3000)
-            buckets.append(Bucket(buffer, some, views, BucketFuture()))
-        for bucket in buckets:
-            session.take(bucket)
+            buckets.append(Bucket(buffer, some, buffer.split(3000), BucketFuture()))
+            session.take(buckets[-1])
         session.finish()
         assert compressor.step == step + 1
         for slots, bucket in zip(order, buckets, strict=True):
             assert bucket.future.wait() is bucket.buffer
-            assert_same_everywhere([bucket.buffer])
+            assert_same_everywhere(bucket.buffer)
             for slot, average in zip(slots, bucket.buffer.split(3000), strict=True):
-                residual = held.get(str(slot), torch.zeros(3000))
-                mean = sum(gathered(own[slot] + 0.9 * residual)) / RANKS
-                error = float((average - mean).norm() / mean.norm())
+                wanted = mean(own[slot] + 0.9 * held.get(str(slot), torch.zeros(3000)))
+                error = float((average - wanted).norm() / wanted.norm())
                 assert 1e-4 < error < 0.02, (step, slot, error)
 
 
@@ -262,3 +239,40 @@ def test_messages_of_any_lengths():
         for handle, receiver in ((to_all, RANK), (gather, 0)):
             for sender, part in enumerate(world.synchronize(handle)):
                 assert torch.equal(part, message(sender, receiver)), (turn, sender)
+
+
+@pytest.mark.parametrize("exchange", ["allgather", "scatter_reduce"])
+def test_payloads_are_freed_with_their_group(exchange, monkeypatch):
+    """What a group has received is freed with the group, not with its step."""
+    sent: list[weakref.ref] = []
+    received: list[weakref.ref] = []
+    alive_at_most = 0
+
+    def alive(known: list[weakref.ref]) -> int:
+        return sum(find() is not None for find in known)
+
+    def watched(submit):
+        def submitted(self, data, *arguments):
+            nonlocal alive_at_most
+            handle = submit(self, data, *arguments)
+            sent.append(weakref.ref(data))
+            received.append(weakref.ref(handle))
+            alive_at_most = max(alive_at_most, alive(sent), alive(received))
+            return handle
+
+        return submitted
+
+    compressor = QSGD(bits=4, bucket_size=128, fusion_bytes=20_000, exchange=exchange)
+    model, _ = wrap(make_net(), compressor)
+    for step in range(3):
+        backward(model, step)
+    for kind in ("allgather", "alltoall"):
+        monkeypatch.setattr(TorchWorld, kind, watched(getattr(TorchWorld, kind)))
+    gc.disable()  # no cycle may keep them
+    try:
+        backward(model, 3)
+    finally:
+        gc.enable()
+    assert len(received) > 2 * WINDOW
+    assert alive_at_most <= WINDOW
+    assert not alive(sent) and not alive(received)

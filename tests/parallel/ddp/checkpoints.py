@@ -6,7 +6,6 @@ test_resume.py runs: python checkpoints.py FOLDER whole|rest|more
 
 from __future__ import annotations
 
-import hashlib
 import os
 import sys
 from datetime import timedelta
@@ -17,6 +16,7 @@ import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 from ddp_oracles import assert_same_everywhere, backward, make_net, wrap
+from nets import hash_of
 from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner
 
 from hvd_adaptive import ALQ, LocalSGD, average
@@ -33,11 +33,15 @@ class Ddp:
     """A model whose buckets stay the same, and its training."""
 
     def __init__(self):
-        self.net, self.compressor = make_net(), compressor()
-        options = {"bucket_cap_mb": 0.05, "find_unused_parameters": True}
-        self.model, self.state = wrap(self.net, self.compressor, **options)
-        self.parts = {"model": self.model, "compression": self.state}
+        self.model = self.net = make_net()
+        self.compressor = compressor()
         self.optimizer = torch.optim.SGD(self.net.parameters(), lr=0.1)
+        self.prepare()
+
+    def prepare(self):
+        options = {"bucket_cap_mb": 0.05, "find_unused_parameters": True}
+        self.model, state = wrap(self.net, self.compressor, **options)
+        self.parts = {"model": self.model, "compression": state}
 
     def train(self, steps):
         for step in steps:
@@ -55,11 +59,8 @@ class Ddp:
 class Average(Ddp):
     """A loop that reduces gradients by hand."""
 
-    def __init__(self):
-        self.net, self.compressor = make_net(), compressor()
-        self.model = self.net
+    def prepare(self):
         self.parts = {"model": self.net, "compression": PerRank(compressor=self.compressor)}
-        self.optimizer = torch.optim.SGD(self.net.parameters(), lr=0.1)
 
     def reduce(self):
         gradients = [p.grad for p in self.net.parameters()]
@@ -72,9 +73,7 @@ class Average(Ddp):
 class Local(Ddp):
     """Ranks that differ when the checkpoint is saved, with a round in flight."""
 
-    def __init__(self):
-        self.net, self.compressor = make_net(), compressor()
-        self.model = self.net
+    def prepare(self):
         inner = torch.optim.SGD(self.net.parameters(), lr=0.1, momentum=0.5)
         streams = {"every": 4, "fragments": 2, "delay": 1, "momentum": 0.5, "lr": 0.5}
         self.optimizer = LocalSGD(inner, compression=self.compressor, **streams)
@@ -90,11 +89,9 @@ DOORS = {"ddp": Ddp, "average": Average, "local": Local}
 def report(name, training):
     """A hash of parameters and residuals."""
     training.finish()
-    parameters = [p.detach().reshape(-1) for p in training.net.parameters()]
-    assert_same_everywhere(parameters)
+    assert_same_everywhere(training.net)
     residuals = training.compressor.state_dict()["residuals"]["parameters"]
-    whole = torch.cat([*parameters, *(residuals[name] for name in sorted(residuals))])
-    digest = hashlib.sha256(whole.numpy().tobytes()).hexdigest()
+    digest = hash_of(training.net, *(residuals[name] for name in sorted(residuals)))
     print(f"{name} rank={dist.get_rank()} hash={digest}", flush=True)
 
 

@@ -6,10 +6,11 @@ import os
 from pathlib import Path
 
 import pytest
-import torch
 import torch.distributed as dist
 from ddp_oracles import Training, gathered
 from repeatable import first_compressors
+
+from hvd_adaptive.hooks.ddp.early import EarlyGroups
 
 __all__ = ["first_compressors"]
 FOLDER = Path(__file__).parent
@@ -34,12 +35,26 @@ def ranks():
 @pytest.fixture
 def gather():
     """The program's own collective: all ranks' tensors, stacked."""
-    return lambda tensor: torch.stack(gathered(tensor))
+    return gathered
 
 
 @pytest.fixture
 def meet():
     return dist.barrier
+
+
+@pytest.fixture
+def sent(monkeypatch):
+    """The groups that were handed over before their bucket was full."""
+    sent: list[int] = []
+    send = EarlyGroups._send
+
+    def recorded(early, group):
+        sent.append(group)
+        send(early, group)
+
+    monkeypatch.setattr(EarlyGroups, "_send", recorded)
+    return sent
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

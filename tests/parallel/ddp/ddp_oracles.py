@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Sequence
 
 import nets
 import torch
 import torch.distributed as dist
-from nets import make_net
+from nets import hash_of, make_net
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
@@ -19,15 +20,7 @@ __all__ = ["make_net"]
 FINE = {"bits": 8, "norm": "linf", "bucket_size": 128}
 
 
-def wrap(
-    net: nn.Module,
-    compressor,
-    named=True,
-    group=None,
-    seen=None,
-    hook=compression_hook,
-    **options,
-):
+def wrap(net, compressor, named=True, group=None, seen=None, hook=compression_hook, **options):
     """A DDP model with the hook; the state, too.
 
     seen: a list that gets, of each bucket, (its number, its parameters' names).
@@ -66,62 +59,64 @@ class Training:
         return False  # DDP cannot go on after an exception from its hook
 
 
-def batch(step: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """This rank's own data."""
-    return nets.batch(step, dist.get_rank())
-
-
 def own_gradients(net: nn.Module, step: int) -> dict[str, torch.Tensor]:
     """This rank's, before any exchange."""
     return nets.own_gradients(net, step, dist.get_rank())
 
 
-def backward(model: nn.Module, step: int) -> float:
+def backward(model: nn.Module, step: int, zero: bool = True) -> float:
     """Gradients of one batch."""
-    model.zero_grad()
+    if zero:
+        model.zero_grad()
     loss = nets.loss_of(model, step, dist.get_rank())
     loss.backward()
     return loss.item()
 
 
-def assert_averages(
-    net: nn.Module, own: dict[str, torch.Tensor | None], tolerance: float = 0.02
-) -> None:
-    """Gradients are the ranks' means, up to the error of 8 bits; what ``own`` lacks has none."""
-    given = [(name, own[name]) for name, _ in net.named_parameters() if own.get(name) is not None]
-    flat = torch.cat([gradient.double().reshape(-1) for _, gradient in given])
-    means = (sum(gathered(flat)) / dist.get_world_size()).split([g.numel() for _, g in given])
-    exact = {name: mean for (name, _), mean in zip(given, means, strict=True)}
-    for name, parameter in net.named_parameters():
-        if name not in exact:
-            assert parameter.grad is None or not parameter.grad.any(), name
-            continue
-        mean = exact[name].view_as(parameter)
-        error = float((parameter.grad - mean).norm() / mean.norm().clamp(min=1e-12))
-        assert error < tolerance, (name, error)
-    assert_same_everywhere([p.grad for p in net.parameters() if p.grad is not None])
-
-
-def gathered(tensor: torch.Tensor) -> list[torch.Tensor]:
-    """All ranks'."""
+def gathered(tensor: torch.Tensor) -> torch.Tensor:
+    """All ranks', stacked."""
     everyone = [torch.empty_like(tensor) for _ in range(dist.get_world_size())]
     dist.all_gather(everyone, tensor.contiguous())
-    return everyone
+    return torch.stack(everyone)
 
 
-def assert_trains(model, net, steps: int, tolerance: float = 0.02) -> None:
-    """All steps' averages are those of the ranks' own gradients."""
+def mean(tensor: torch.Tensor) -> torch.Tensor:
+    """Of all ranks, in float64."""
+    return gathered(tensor.detach()).double().mean(0)
+
+
+def assert_averages(
+    net: nn.Module, own: dict[str, torch.Tensor | None], tolerance: float = 0.02, factor=1.0
+) -> None:
+    """Gradients are the ranks' means, up to the error of 8 bits; what ``own`` lacks has none."""
+    given = {name: own[name] for name, _ in net.named_parameters() if own.get(name) is not None}
+    flat = mean(torch.cat([gradient.double().reshape(-1) for gradient in given.values()]))
+    means = dict(zip(given, flat.split([g.numel() for g in given.values()]), strict=True))
+    for name, parameter in net.named_parameters():
+        if name not in means:
+            assert parameter.grad is None or not parameter.grad.any(), name
+            continue
+        exact = factor * means[name].view_as(parameter)
+        error = float((parameter.grad - exact).norm() / exact.norm().clamp(min=1e-12))
+        assert error < tolerance, (name, error)
+    assert_same_everywhere(*(p.grad for p in net.parameters() if p.grad is not None))
+
+
+def assert_trains(model, net, steps: int, tolerance: float = 0.02, factor: float = 1.0) -> None:
+    """All steps' averages are those of the ranks' own gradients, times a factor."""
+    twin = copy.deepcopy(net)
     for step in range(steps):
-        own = own_gradients(net, step)
+        backward(twin, step)
         backward(model, step)
-        assert_averages(net, own, tolerance)
+        own = {name: p.grad for name, p in twin.named_parameters()}
+        assert_averages(net, own, tolerance, factor)
 
 
-def assert_same_everywhere(tensors: Sequence[torch.Tensor]) -> None:
-    """Bit for bit."""
-    flat = torch.cat([t.detach().reshape(-1).view(torch.uint8) for t in tensors])
-    for rank, other in enumerate(gathered(flat)):
-        assert torch.equal(other, flat), f"rank {rank} differs"
+def assert_same_everywhere(*parts: torch.Tensor | nn.Module) -> None:
+    """Bit for bit; a module stands for its parameters."""
+    own = torch.tensor(list(hash_of(*parts).encode()), dtype=torch.uint8)
+    for rank, other in enumerate(gathered(own)):
+        assert torch.equal(other, own), f"rank {rank} differs"
 
 
 def codec_average(
@@ -136,20 +131,18 @@ def codec_average(
     buckets: names, in the groups' order. Each bucket must make one group; the first one's number is
     the highest.
     """
-    ranks, results = dist.get_world_size(), {}
+    results = {}
     for place, names in enumerate(buckets):
         large = [n for n in names if own[n].numel() >= scheme.settings.min_numel]
         order = large + [n for n in names if n not in large]
         flat = torch.cat([own[name].reshape(-1) for name in order])
         quantized = sum(own[name].numel() for name in large)
-        payloads = []
+        total = torch.zeros_like(flat)
         for rank, of_rank in enumerate(gathered(flat)):
             key = stream_key(scheme.settings.seed, rank, step, len(buckets) - 1 - place)
-            payloads.append(scheme.parts.default.payloads.encode(of_rank, quantized, key).bytes)
-        total = torch.zeros_like(flat)
-        for payload in payloads:
-            total += scheme.decode(payload)
-        average = total * (1 / ranks)
+            payload = scheme.parts.default.payloads.encode(of_rank, quantized, key)
+            total += scheme.decode(payload.bytes)
+        average = total * (1 / dist.get_world_size())
         for name, part in zip(order, average.split([own[n].numel() for n in order]), strict=True):
             results[name] = part.view(own[name].shape)
     return results

@@ -1,29 +1,24 @@
-"""Settings that change in the middle of training, on all ranks at the same step or not."""
+"""Settings that change in the middle of training, on all ranks at the same step."""
 
 from __future__ import annotations
-
-import itertools
 
 import horovod.torch as hvd
 import pytest
 import torch
-from conftest import assert_same_everywhere, batches, flat_parameters, make_model, train
-from gradient_schemes import every_scheme, make
-from rank_optimizers import distributed
-
-from hvd_adaptive import (
-    ALQ,
-    ECDQ,
-    ORQ,
-    QSGD,
-    RankMismatchError,
-    ScatterReduce,
-    SignSGD,
-    instances,
-    simulate,
+from training import (
+    assert_same_everywhere,
+    batches,
+    distributed,
+    flat_parameters,
+    loss_of,
+    make_model,
+    simulated,
+    take_step,
+    train,
 )
 
-SEEDS = itertools.count(7000)
+from hvd_adaptive import ALQ, ECDQ, ORQ, QSGD, ScatterReduce, SignSGD, instances
+
 SMALL = {"bucket_size": 256, "fusion_bytes": 60_000}
 # Scheme, its keywords, and the settings from steps on.
 CASES = {
@@ -47,114 +42,54 @@ CASES = {
     ),
     "warm": (ALQ, {"warmup_steps": 2}, {4: {"warmup_steps": 6}}),
 }
-STEPS, SIMULATED = 6, ("alq", "feedback-off-on")
-
-
-def trained_by_set(scheme, keywords, changes):
-    """Parameters, losses and bits per coordinate of each step."""
-    model, compressor = make_model(), scheme(**SMALL | keywords)
-    optimizer = distributed(model, compressor, lr=0.3)
-    batch, losses, bits = batches(hvd.rank()), [], []
-    for step in range(STEPS):
-        compressor.set(**changes.get(step, {}))
-        x, y = batch()
-        optimizer.zero_grad()
-        loss = torch.nn.functional.cross_entropy(model(x), y)
-        loss.backward()
-        optimizer.step()
-        losses.append(float(loss.detach()))
-        bits.append(compressor.report()["bits_per_coordinate"])
-    return model, compressor, losses, bits
+STEPS = 6
 
 
 @pytest.mark.parametrize("case", CASES)
 def test_by_set_by_schedule_and_simulated_alike(case):
     scheme, keywords, changes = CASES[case]
-    keywords = keywords | {"seed": next(SEEDS)}
-    model, compressor, losses, _ = trained_by_set(scheme, keywords, changes)
-    assert_same_everywhere(flat_parameters(model), case)
+    model, compressor = make_model(dead=150), scheme(**SMALL | keywords)
+    optimizer, batch = distributed(model, compressor, lr=0.3), batches(hvd.rank())
+    for step in range(STEPS):
+        compressor.set(**changes.get(step, {}))
+        take_step(optimizer, loss_of(model, batch()))
+    assert_same_everywhere(model)
     last = {name: value for change in changes.values() for name, value in change.items()}
     assert repr(compressor) == repr(scheme(**SMALL | keywords | last))
-    assert losses[-1] < losses[0]
 
-    instances.start_over()
-    scheduled = make_model()
-    other = scheme(**SMALL | keywords, schedule=changes.get)
-    train(scheduled, distributed(scheduled, other, lr=0.3), STEPS)
-    assert torch.equal(flat_parameters(scheduled), flat_parameters(model))
-    if case not in SIMULATED:
-        return
+    def scheduled():
+        instances.start_over()
+        return scheme(**SMALL | keywords, schedule=changes.get)
 
-    sources = [batches(rank) for rank in range(hvd.size())]
-    simulated = make_model()
-    simulate.train(
-        simulated,
-        lambda rank, step: sources[rank](),
-        optimizer=lambda parameters: torch.optim.SGD(parameters, lr=0.3),
-        compressor=scheme(**SMALL | keywords, schedule=changes.get),
-        workers=hvd.size(),
-        steps=STEPS,
-        progress=False,
-    )
-    assert torch.equal(flat_parameters(simulated), flat_parameters(model))
-
-
-@every_scheme
-def test_warm_up_is_exact(scheme):
-    """Its steps give what a float32 allreduce gives, bit for bit at the same order of sums."""
-    steps, models = 3, []
-    for compressed in (True, False):
-        model = make_model()
-        optimizer = distributed(
-            model,
-            make(scheme, warmup_steps=steps, seed=next(SEEDS))
-            if compressed
-            else hvd.Compression.none,
-        )
-        train(model, optimizer, steps)
-        models.append(flat_parameters(model))
-    torch.testing.assert_close(*models, rtol=1e-5, atol=1e-6)
-    assert_same_everywhere(models[0], "warm")
+    other = make_model(dead=150)
+    train(other, distributed(other, scheduled(), lr=0.3), STEPS)
+    alone, _ = simulated(scheduled, STEPS, lr=0.3)
+    for found in (other, alone):
+        assert torch.equal(flat_parameters(found), flat_parameters(model))
 
 
 def test_a_change_between_backward_and_step_holds_for_the_next_one():
-    model, compressor = make_model(), ALQ(symmetric=True, seed=next(SEEDS), update_steps=[])
+    model, compressor = make_model(), ALQ(symmetric=True, update_steps=[])
     optimizer, batch, bits = distributed(model, compressor), batches(hvd.rank()), []
     for step in range(3):
-        x, y = batch()
         optimizer.zero_grad()
-        torch.nn.functional.cross_entropy(model(x), y).backward()
+        loss_of(model, batch()).backward()
         if step == 1:
             compressor.set(bits=6)
             assert compressor.parts.default.table.bits == 3
         optimizer.step()
         bits.append(compressor.report()["bits_per_coordinate"])
     assert [more - bits[0] for more in bits] == pytest.approx([0, 0, 3], rel=0.05)
-    assert_same_everywhere(flat_parameters(model), "between")
+    assert_same_everywhere(model)
 
 
 def test_settings_that_come_back_have_their_names_back():
     """Names that never repeat would overflow Horovod's response cache."""
-    model = make_model()
-    compressor = QSGD(seed=next(SEEDS), schedule=lambda step: {"bits": 2 + step % 2})
-    names = set()
+    model, names = make_model(), set()
+    compressor = QSGD(schedule=lambda step: {"bits": 2 + step % 2})
     optimizer = distributed(model, compressor)
     for _ in range(6):
         train(model, optimizer, 1)
         names.add(compressor._training.connection._binding.name)
     assert len(names) == 2
-    assert_same_everywhere(flat_parameters(model), "names")
-
-
-@pytest.mark.parametrize("fault", ["value", "step"])
-def test_ranks_that_change_apart_are_told(fault):
-    model, compressor = make_model(), ALQ(bits=3, seed=next(SEEDS), update_steps=[])
-    optimizer = distributed(model, compressor)
-    train(model, optimizer, 1)
-    if fault == "value":
-        compressor.set(bits=4 if hvd.rank() == 0 else 5)
-    elif hvd.rank() == 0:
-        compressor.set(bits=4)
-    with pytest.raises(RankMismatchError, match="disagree on settings: bits is 4 on rank 0, "):
-        train(model, optimizer, 1)
-    hvd.barrier()
+    assert_same_everywhere(model)

@@ -5,11 +5,21 @@ from __future__ import annotations
 import horovod.torch as hvd
 import pytest
 import torch
-from conftest import assert_same_everywhere, flat_parameters, make_model, train
-from gradient_schemes import assert_average, every_scheme, make
-from rank_optimizers import distributed
+from torch.nn import Embedding, Linear, Parameter
+from training import (
+    assert_average,
+    assert_same_everywhere,
+    distributed,
+    every_scheme,
+    loss_of,
+    make,
+    make_model,
+    mean,
+    take_step,
+    train,
+)
 
-from hvd_adaptive import QSGD, instances
+from hvd_adaptive import ALQ, QSGD, Tuning, instances
 from hvd_adaptive.simulate.ranks import Ranks
 
 
@@ -18,20 +28,23 @@ def mean_number() -> float:
     return (hvd.size() + 1) / 2
 
 
+def zeros(*names: str, size: int) -> dict[str, Parameter]:
+    return {name: Parameter(torch.zeros(size)) for name in names}
+
+
 @every_scheme
 def test_every_shape_layout_and_dtype_in_one_model(scheme):
     """Values differ between parameters and ranks, so that none can be taken for another."""
     shapes = {"vector": (192,), "matrix": (8, 16), "scalar": (), "empty": (0, 3), "one": (1,)}
-    model = {name: torch.nn.Parameter(torch.zeros(shape)) for name, shape in shapes.items()}
+    shapes |= {"view": (16, 8), "turned": (16, 8)}
+    model = {name: Parameter(torch.zeros(shape)) for name, shape in shapes.items()}
     kinds = {"half": torch.float16, "bfloat": torch.bfloat16, "double": torch.float64}
     for name, dtype in kinds.items():
-        model[name] = torch.nn.Parameter(torch.zeros(128, dtype=dtype))
+        model[name] = Parameter(torch.zeros(128, dtype=dtype))
     conv = torch.zeros(8, 4, 2, 2).to(memory_format=torch.channels_last)
-    model["channels_last"] = torch.nn.Parameter(conv)
-    model["view"], model["turned"] = (torch.nn.Parameter(torch.zeros(16, 8)) for _ in range(2))
+    model["channels_last"] = Parameter(conv)
     buffer, other = torch.zeros(400), torch.zeros(8, 16)
-    compressor = make(scheme)
-    optimizer = distributed(model, compressor, lr=1.0)
+    optimizer = distributed(model, make(scheme), lr=1.0)
     for step in range(3):
         for parameter in model.values():
             parameter.grad = None
@@ -39,72 +52,49 @@ def test_every_shape_layout_and_dtype_in_one_model(scheme):
         model["view"].grad = buffer.zero_()[100:228].view(16, 8)
         model["turned"].grad = other.zero_().t()
         weights = {name: (i + 1) * (step + 1) for i, name in enumerate(model)}
-        total = sum(
-            p.sum().double() * w for p, w in zip(model.values(), weights.values(), strict=True)
-        )
+        total = sum(p.sum().double() * weights[name] for name, p in model.items())
         (total * (hvd.rank() + 1)).backward()
-        layouts = {name: (p.grad.stride(), p.grad.data_ptr()) for name, p in model.items()}
-        optimizer.synchronize()
+        strides = {name: p.grad.stride() for name, p in model.items()}
+        optimizer.step()
         for name, parameter in model.items():
             assert parameter.grad.dtype == parameter.dtype, name
             assert parameter.grad.shape == parameter.shape, name
             assert_average(parameter.grad, weights[name] * mean_number())
-            assert parameter.grad.stride() == layouts[name][0], name
+            assert parameter.grad.stride() == strides[name], name
         assert not buffer[:100].any() and not buffer[228:].any()
         assert_average(buffer[100:228], weights["view"] * mean_number())
-        with optimizer.skip_synchronize():
-            optimizer.step()
-    for name, parameter in model.items():
-        assert_same_everywhere(parameter.detach().float(), f"{scheme}.{name}")
+    assert_same_everywhere(*model.values())
 
 
 @pytest.mark.ranks
 @every_scheme
 def test_gradients_missing_on_some_ranks_on_all_and_in_turn(scheme):
     names = ("always", "even", "odd", "never", "turn")
-    model = {name: torch.nn.Parameter(torch.zeros(96)) for name in names}  # buckets are shared
+    size = hvd.size()
+
+    def uses(name: str, rank: int, step: int) -> bool:
+        own = {"always": True, "even": rank % 2 == 0, "odd": rank % 2 == 1, "never": False}
+        return (own | {"turn": rank == step % size})[name]
+
+    model = zeros(*names, size=96)  # buckets are shared
     optimizer = distributed(model, make(scheme), lr=1.0)
-    rank = hvd.rank()
-    users = {
-        "always": range(hvd.size()),
-        "even": range(0, hvd.size(), 2),
-        "odd": range(1, hvd.size(), 2),
-        "never": (),
-    }
+    simulated, compressor = zeros(*names, size=96), make(scheme)
+    ranks = Ranks(simulated.items(), compressor, size)
     for step in range(4):
-        optimizer.zero_grad()
-        users["turn"] = (step % hvd.size(),)
-        loss = sum(model[name].sum() for name in names if rank in users[name])
-        loss.backward()
-        optimizer.synchronize()
+        take_step(optimizer, sum(model[n].sum() for n in names if uses(n, hvd.rank(), step)))
         assert not model["never"].grad.any()
-        with optimizer.skip_synchronize():
-            optimizer.step()
-    for name, parameter in model.items():
-        assert_same_everywhere(parameter.detach(), f"{scheme}.{name}")
-    assert not model["never"].any()
-    simulated = simulated_run(make(scheme), names, users, 4)
-    assert all(torch.equal(simulated[name], model[name]) for name in names)
-
-
-def simulated_run(compressor, names, users, steps: int) -> dict[str, torch.nn.Parameter]:
-    """The same ranks in this process."""
-    model = {name: torch.nn.Parameter(torch.zeros(96)) for name in names}
-    ranks = Ranks(model.items(), compressor, hvd.size())
-    for step in range(steps):
-        users["turn"] = (step % hvd.size(),)
-        for rank in range(hvd.size()):
-            for name, parameter in model.items():
-                parameter.grad = torch.ones(96) if rank in users[name] else None
+        for rank in range(size):
+            for name, parameter in simulated.items():
+                parameter.grad = torch.ones(96) if uses(name, rank, step) else None
             ranks.take(rank)
         if ranks.due(step):
             ranks.refit(step)
         ranks.average(step)
         compressor.step = step + 1
-        with torch.no_grad():
-            for parameter in model.values():
-                parameter -= parameter.grad
-    return model
+        for name in names:
+            assert torch.equal(simulated[name].grad, model[name].grad), name
+    assert_same_everywhere(*model.values())
+    assert not model["never"].any()
 
 
 @every_scheme
@@ -113,49 +103,40 @@ def test_frozen_layers_stay_as_they_are_and_learn_again(scheme):
     optimizer = distributed(model, make(scheme, min_numel=10))
     layer = model[2]
     train(model, optimizer, 3)
-    layer.requires_grad_(False)
-    frozen = [p.detach().clone() for p in layer.parameters()]
-    train(model, optimizer, 3, seed=1)
-    for now, before in zip(layer.parameters(), frozen, strict=True):
-        assert torch.equal(now, before)
-    layer.requires_grad_(True)
-    train(model, optimizer, 2, seed=2)
-    for now, before in zip(layer.parameters(), frozen, strict=True):
-        assert not torch.equal(now, before)
-    assert_same_everywhere(flat_parameters(model), f"{scheme}.frozen")
+    for requires_grad, seed in ((False, 1), (True, 2)):
+        layer.requires_grad_(requires_grad)
+        before = [p.detach().clone() for p in layer.parameters()]
+        train(model, optimizer, 3, seed=seed)
+        for own, parameter in zip(before, layer.parameters(), strict=True):
+            assert torch.equal(own, parameter) != requires_grad
+    assert_same_everywhere(model)
 
 
 @every_scheme
 def test_tied_weights(scheme):
-    embedding = torch.nn.Embedding(32, 16)
-    head = torch.nn.Linear(16, 32, bias=False)
+    embedding, head = Embedding(32, 16), Linear(16, 32, bias=False)
     head.weight = embedding.weight
     model = torch.nn.Sequential(embedding, head)
     assert len(list(model.parameters())) == 1
-    optimizer = distributed(model, make(scheme))
-    index = torch.arange(32)
+    optimizer, index = distributed(model, make(scheme)), torch.arange(32)
     for _ in range(3):
-        optimizer.zero_grad()
-        torch.nn.functional.cross_entropy(model(index), index).backward()
-        optimizer.step()
-    assert_same_everywhere(flat_parameters(model), f"{scheme}.tied")
+        take_step(optimizer, loss_of(model, (index, index)))
+    assert_same_everywhere(model)
 
 
 @every_scheme
 def test_layers_in_another_order_on_each_rank(scheme):
-    model = {f"layer{i}": torch.nn.Parameter(torch.zeros(128)) for i in range(6)}
+    names = [f"layer{i}" for i in range(6)]
+    model = zeros(*names, size=128)
     optimizer = distributed(model, make(scheme, fusion_bytes=4 * 256), lr=1.0)
-    names = list(model)
     for step in range(3):
         optimizer.zero_grad()
         order = torch.randperm(6, generator=torch.Generator().manual_seed(10 * step + hvd.rank()))
         for i in order.tolist():  # a backward pass each: hooks fire in this order
             (model[names[i]].sum() * (i + 1) * (hvd.rank() + 1)).backward()
-        optimizer.synchronize()
+        optimizer.step()
         for i, parameter in enumerate(model.values()):
             assert_average(parameter.grad, (i + 1) * mean_number())
-        with optimizer.skip_synchronize():
-            optimizer.step()
 
 
 @every_scheme
@@ -168,55 +149,72 @@ def test_zero_grad_either_way(scheme):
         optimizer = distributed(model, make(scheme, min_numel=1000))
         optimizer.zero_grad = lambda m=model, n=to_none: m.zero_grad(set_to_none=n)
         train(model, optimizer, 3)
-        ends.append(flat_parameters(model))
-    assert torch.equal(*ends)
+        ends.append(list(model.parameters()))
+    assert all(torch.equal(*pair) for pair in zip(*ends, strict=True))
+
+
+def test_integer_and_sparse_gradients_go_through_horovod():
+    embedding, head = Embedding(40, 16, sparse=True), Linear(16, 100)
+    torch.nn.init.constant_(embedding.weight, 0.5)
+    named = {"embedding": embedding.weight, "w": head.weight, "b": head.bias}
+    optimizer = distributed(named, ALQ(bucket_size=128))
+    for _ in range(2):
+        take_step(optimizer, head(embedding(torch.tensor([hvd.rank(), 5, 7]))).sum())
+    assert embedding.weight.grad.is_sparse
+    assert_same_everywhere(*named.values())
+    counts = torch.arange(4, dtype=torch.int64)
+    assert ALQ().compress(counts) == (counts, None)
+
+
+@pytest.mark.parametrize("scheme", ["alq", "feedback", "ecdq"])
+def test_a_sparse_parameter_is_not_sent_as_zeros(scheme):
+    embedding, head = Embedding(3000, 16, sparse=True), Linear(16, 200)
+    named = {"embedding": embedding.weight, "head": head.weight}
+    compressor = make(scheme, bucket_size=128, fusion_bytes=16_000)
+    head.bias.requires_grad_(False)
+    optimizer = distributed(named, compressor)
+    for _ in range(2):
+        take_step(optimizer, head(embedding(torch.tensor([hvd.rank(), 5]))).sum())
+    # Only the last piece of the 48,000 zeros shares a group with the dense gradient.
+    assert head.weight.numel() <= compressor.report()["coordinates"] < 4000
+    assert_same_everywhere(embedding)
 
 
 def test_a_sparse_gradient_that_all_ranks_miss(caplog):
     """Zeros, as in stock Horovod; if only some missed it, Horovod would wait for ever."""
-    embedding = torch.nn.Embedding(32, 8, sparse=True)
-    named = {"embedding": embedding.weight, "other": torch.nn.Parameter(torch.zeros(64))}
+    embedding = Embedding(32, 8, sparse=True)
+    named = {"embedding": embedding.weight} | zeros("other", size=64)
     optimizer = distributed(named, make("alq"), lr=1.0)
     for step in range(4):
-        optimizer.zero_grad()
         loss = named["other"].sum()
         if step % 2 == 0:
             loss = loss + embedding(torch.tensor([hvd.rank()])).sum()
         before = embedding.weight.detach().clone()
-        loss.backward()
-        optimizer.step()
+        take_step(optimizer, loss)
         assert torch.equal(embedding.weight, before) == (step % 2 == 1)
         told = [m for m in caplog.messages if "embedding" in m and "sparse_as_dense=True" in m]
         assert len(told) == (step > 0)
-    assert_same_everywhere(embedding.weight.detach(), "missed")
+    assert_same_everywhere(embedding)
 
 
 @pytest.mark.parametrize("missing", [False, True], ids=["all", "missing"])
 @every_scheme
 def test_two_sparse_embeddings_of_one_shape_as_dense(scheme, missing):
-    model = {name: torch.nn.Embedding(32, 8, sparse=True) for name in "ab"}
+    fresh = torch.zeros(32, 8)
+    model = {name: Embedding(32, 8, sparse=True, _weight=fresh.clone()) for name in "ab"}
     named = {name: layer.weight for name, layer in model.items()}
-    with torch.no_grad():
-        for weight in named.values():
-            weight.zero_()
     optimizer = distributed(named, make(scheme), sparse_as_dense=True, lr=1.0)
     index = torch.arange(32)
     for step in range(3):
-        optimizer.zero_grad()
         loss = model["a"](index).sum()
-        used = not missing or hvd.rank() == step % 2
-        if used:
+        if not missing or hvd.rank() == step % 2:
             loss = loss + 3 * model["b"](index).sum()
-        loss.backward()
-        optimizer.synchronize()
+        take_step(optimizer, loss)
         share = 1 / hvd.size() if missing else 1.0
         assert_average(named["a"].grad.to_dense(), 1.0)
         if scheme != "feedback" or not missing:
             assert_average(named["b"].grad.to_dense(), 3 * share)
-        with optimizer.skip_synchronize():
-            optimizer.step()
-    for name, weight in named.items():
-        assert_same_everywhere(weight.detach(), f"{scheme}.{missing}.{name}")
+    assert_same_everywhere(*named.values())
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32], ids=str)
@@ -229,3 +227,54 @@ def test_a_tensor_of_no_parameter_is_reduced_in_float32(dtype):
     assert found.dtype == dtype
     exact = 4e4 + 64.0 * (hvd.size() - 1) / 2
     assert found.double() == pytest.approx([exact] * 5, rel=torch.finfo(dtype).eps)
+
+
+def test_averages_take_the_gradients_place_and_nothing_else_is_written_to():
+    """Groups of several members and members of several groups; a gradient that lies elsewhere in
+    memory than in order keeps its strides."""
+    model = make_model()
+    compressor = QSGD(bits=8, bucket_size=64, min_numel=0, fusion_bytes=20_000)
+    optimizer = distributed(model, compressor, lr=0.0)
+    parameters = list(model.parameters())
+    for step in range(2):
+        torch.manual_seed(10 * step + hvd.rank())
+        for parameter in parameters:
+            values = torch.randn_like(parameter)
+            turned = parameter is parameters[0]
+            parameter.grad = values.t().contiguous().t() if turned else values
+        own = [parameter.grad.clone() for parameter in parameters]
+        places = [parameter.grad.data_ptr() for parameter in parameters]
+        for parameter in parameters:
+            optimizer._handles[parameter] = optimizer._allreduce_grad_async(parameter)
+        assert all(torch.equal(p.grad, g) for p, g in zip(parameters, own, strict=True))
+        optimizer.synchronize()
+        assert [p.grad.data_ptr() for p in parameters[1:]] == places[1:]
+        for parameter, values in zip(parameters, own, strict=True):
+            assert (parameter.grad - mean(values)).norm() < 0.05 * values.norm()
+
+
+@pytest.mark.parametrize("named", [True, False])
+def test_allreduce_leaves_its_input_alone(named):
+    parameter = Parameter(torch.zeros(3000))
+    parameter.grad = torch.randn(3000)
+    kept = parameter.grad.clone()
+    names = {"named_parameters": [("w", parameter)]} if named else {}
+    compressor = QSGD(bucket_size=64, fusion_bytes=4000, **names)
+    result = hvd.allreduce(parameter.grad, compression=compressor, name="kept")
+    assert torch.equal(parameter.grad, kept)
+    assert result.data_ptr() != parameter.grad.data_ptr()
+
+
+def test_two_parameters_with_one_gradient_in_memory():
+    """As autograd leaves it after a sum; the bound makes one wait until the other has come back."""
+    model = zeros(*"abcz", size=5000)
+    tuning = Tuning(in_flight_bytes=11_000 * 2 * hvd.size())
+    compressor = QSGD(bits=8, norm="linf", fusion_bytes=20_000, tuning=tuning)
+    optimizer = distributed(model, compressor, lr=0.0, op=hvd.Sum)
+    weight = float(hvd.rank() + 1)
+    ((model["a"][None] + model["z"][None]) * weight + model["b"] + model["c"]).sum().backward()
+    assert model["a"].grad.data_ptr() == model["z"].grad.data_ptr()
+    optimizer.synchronize()
+    expected = hvd.size() * (hvd.size() + 1) / 2
+    for name in "az":
+        assert torch.allclose(model[name].grad, torch.full((5000,), expected), rtol=1e-5)

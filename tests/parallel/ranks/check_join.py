@@ -5,45 +5,25 @@ from __future__ import annotations
 import horovod.torch as hvd
 import pytest
 import torch
-from conftest import assert_same_everywhere
-from rank_optimizers import distributed
 from scheme_cases import scheme
 from states import plain
+from training import assert_same_everywhere, distributed, take_step
 
-from hvd_adaptive import QSGD, Tuning
+from hvd_adaptive import QSGD
 
 pytestmark = [pytest.mark.ranks, pytest.mark.gloo]
 
 SCHEMES = {
-    "alq": scheme("alq-8", bucket_size=100, update_steps=[0, 2]),
-    "qsgd": scheme("qsgd-8", bucket_size=100, fusion_bytes=8000),
-    "orq": scheme("orq-9", bucket_size=100),
-    "feedback": scheme("bingrad", bucket_size=100, error_feedback=1.0),
-    "ecdq": scheme("ecdq-3", bucket_size=100),
-    "scatter_reduce": scheme("qsgd-8", bucket_size=100, exchange="scatter_reduce"),
-    "grouped": scheme("qsgd-8", bucket_size=100),
-    "auto": scheme("qsgd-8", bucket_size=100, exchange="auto"),
+    "alq": scheme("alq-8", update_steps=[0, 2]),
+    "qsgd": scheme("qsgd-8", fusion_bytes=8000),
+    "orq": scheme("orq-9"),
+    "feedback": scheme("bingrad", error_feedback=1.0),
+    "ecdq": scheme("ecdq-3"),
+    "scatter_reduce": scheme("qsgd-8", exchange="scatter_reduce"),
+    "grouped": scheme("qsgd-8"),
+    "auto": scheme("qsgd-8", exchange="auto"),
 }
 WEIGHTS = {"weight": (60, 50), "half": (40, 40), "bias": (10,)}
-
-
-class Training:
-    """Gradients are a rank's own known numbers."""
-
-    def __init__(self, name: str, compressor, **keywords) -> None:
-        self.compressor = compressor
-        self.weights = {n: torch.nn.Parameter(torch.zeros(s)) for n, s in WEIGHTS.items()}
-        self.weights["half"].data = self.weights["half"].data.half()
-        self.optimizer = distributed(
-            self.weights, compressor, lr=1.0, prefix=f"{name}.", **keywords
-        )
-
-    def step(self) -> dict[str, torch.Tensor]:
-        self.optimizer.zero_grad()
-        scale = hvd.rank() + 1.0
-        sum((w * pattern(n)).sum().float() * scale for n, w in self.weights.items()).backward()
-        self.optimizer.step()
-        return {n: w.grad for n, w in self.weights.items()}
 
 
 def pattern(name: str) -> torch.Tensor:
@@ -57,34 +37,40 @@ def pattern(name: str) -> torch.Tensor:
 def test_the_others_go_on(name, first):
     """Rank r stops after ``first`` + r steps. Meanwhile the others' gradients are averaged exactly,
     over all ranks, as in stock Horovod; then all go on, compressed, and at the same step."""
-    groups = {"groups": 2} if name == "grouped" else {}
-    training = Training(f"join.{name}.{first}", SCHEMES[name](), **groups)
+    weights = {n: torch.nn.Parameter(torch.zeros_like(pattern(n))) for n in WEIGHTS}
+    compressor, groups = SCHEMES[name](bucket_size=100), {"groups": 2} if name == "grouped" else {}
+    prefix = f"join.{name}.{first}."
+    optimizer = distributed(weights, compressor, lr=1.0, prefix=prefix, **groups)
+
+    def step() -> None:
+        loss = sum((w * pattern(n)).sum().float() for n, w in weights.items())
+        take_step(optimizer, loss * (hvd.rank() + 1.0))
+
     size = hvd.size()
     for done in range(first + hvd.rank()):
-        grads = training.step()
+        step()
         active = [rank for rank in range(size) if first + rank > done]
         if len(active) == size:
-            before = training.compressor.state_dict()
+            before = compressor.state_dict()
             continue
-        for n, grad in grads.items():
+        for n, weight in weights.items():
             exact = pattern(n).double() * sum(rank + 1 for rank in active) / size
             tolerance = 1e-3 if n == "half" else 1e-6
-            torch.testing.assert_close(grad.double(), exact, rtol=tolerance, atol=tolerance)
-        report = training.compressor.report()
+            torch.testing.assert_close(weight.grad.double(), exact, rtol=tolerance, atol=tolerance)
+        report = compressor.report()
         assert report["bits_per_coordinate"] == 32
-        assert report["coordinates"] == sum(w.numel() for w in training.weights.values())
-    assert training.compressor.step == first
+        assert report["coordinates"] == sum(w.numel() for w in weights.values())
+    assert compressor.step == first
     assert hvd.join() == size - 1
     if first:
-        assert plain(training.compressor.state_dict()) == plain(before)
-    for weight in training.weights.values():
-        hvd.broadcast_(weight.data, size - 1, name=f"join.{name}.{first}.weights")
+        assert plain(compressor.state_dict()) == plain(before)
+    for weight in weights.values():
+        hvd.broadcast_(weight.data, size - 1, name=f"{prefix}weights")
     for _ in range(2):
-        training.step()
-    assert training.compressor.step == first + 2
-    assert training.compressor.report()["bits_per_coordinate"] < 32
-    flat = torch.cat([w.detach().reshape(-1).float() for w in training.weights.values()])
-    assert_same_everywhere(flat, "joined")
+        step()
+    assert compressor.step == first + 2
+    assert compressor.report()["bits_per_coordinate"] < 32
+    assert_same_everywhere(*weights.values())
 
 
 def test_hvd_allreduce_without_an_optimizer():
@@ -98,21 +84,3 @@ def test_hvd_allreduce_without_an_optimizer():
     hvd.join()
     hvd.allreduce(values, compression=compressor, name="join.together")
     assert compressor.step == 1
-
-
-def test_groups_are_launched_while_backward_runs():
-    """The agreement costs no overlap beyond the first gradient."""
-    weights = [torch.nn.Parameter(torch.zeros(2000)) for _ in range(3)]
-    compressor = QSGD(bucket_size=100, fusion_bytes=8000, tuning=Tuning(worker=False))
-    optimizer = distributed({f"roll.{i}": w for i, w in enumerate(weights)}, compressor)
-    weights[2].sum().backward()
-    drive = compressor._training.connection.drive
-    while not drive.read.active:  # on a worker thread, as ranks agree for the first time
-        pass
-    step = drive.step
-    assert not step._flying
-    weights[1].sum().backward()
-    assert len(step._flying) == 2
-    weights[0].sum().backward()
-    assert len(step._flying) == len(step.layout.groups)
-    optimizer.step()

@@ -15,12 +15,10 @@ pytestmark = pytest.mark.ranks
 
 def test_process_sets_train_by_themselves():
     """Even and odd ranks; with two ranks each is alone, and exchanges nothing."""
-    size = hvd.size()
-    sets = [hvd.add_process_set(list(range(first, size, 2))) for first in (0, 1)]
+    sets = [hvd.add_process_set(list(range(first, hvd.size(), 2))) for first in (0, 1)]
     mine = sets[hvd.rank() % 2]
     make = MAKERS["alq"] if mine.size() > 1 else None
-    counts = [6] * mine.size()
-    local_rounds.check_simulation(mine.rank(), counts, "whole", make, process_set=mine)
+    local_rounds.check_simulation(mine.rank(), [6] * mine.size(), "whole", make, process_set=mine)
     hvd.barrier()
     for one in sets:
         hvd.remove_process_set(one)

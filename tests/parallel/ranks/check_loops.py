@@ -7,16 +7,21 @@ import shutil
 import horovod.torch as hvd
 import pytest
 import torch
-from conftest import assert_same_everywhere, batches, flat_parameters, make_model, train
-from gradient_schemes import assert_average, every_scheme, make
-from rank_optimizers import distributed
+from training import (
+    assert_average,
+    assert_same_everywhere,
+    batches,
+    distributed,
+    every_scheme,
+    flat_parameters,
+    loss_of,
+    make,
+    make_model,
+    take_step,
+    train,
+)
 
 from hvd_adaptive import QSGD, instances
-
-
-def loss_of(model, batch) -> torch.Tensor:
-    x, y = batch
-    return torch.nn.functional.cross_entropy(model(x), y)
 
 
 @every_scheme
@@ -25,28 +30,24 @@ def test_adam_with_every_option_of_its_loop(scheme):
     ends = []
     for options in ({"fused": True}, {"foreach": True}):
         instances.start_over()
+        torch.manual_seed(1)
         model = torch.nn.Sequential(
             torch.nn.Unflatten(1, (4, 5, 5)),
             torch.nn.Conv2d(4, 16, 5),
             torch.nn.Flatten(),
             torch.nn.Linear(16, 10),
-        )
-        torch.manual_seed(1)
-        for parameter in model.parameters():
-            torch.nn.init.normal_(parameter, std=0.1)
-        model = model.to(memory_format=torch.channels_last)
+        ).to(memory_format=torch.channels_last)
         optimizer = hvd.DistributedOptimizer(
             torch.optim.AdamW(model.parameters(), lr=1e-3, **options),
             named_parameters=model.named_parameters(),
             compression=make(scheme, min_numel=100),
         )
         train(model, optimizer, 3)
-        assert model[1].weight.is_contiguous(memory_format=torch.channels_last)
-        assert model[1].weight.grad.is_contiguous(memory_format=torch.channels_last)
-        assert_same_everywhere(flat_parameters(model), f"{scheme}.adam.{options}")
+        for tensor in (model[1].weight, model[1].weight.grad):
+            assert tensor.is_contiguous(memory_format=torch.channels_last)
+        assert_same_everywhere(model)
         ends.append(flat_parameters(model))
-    for end in ends[1:]:
-        torch.testing.assert_close(end, ends[0], rtol=1e-3, atol=1e-4)
+    torch.testing.assert_close(*ends, rtol=1e-3, atol=1e-4)
 
 
 @every_scheme
@@ -58,10 +59,8 @@ def test_accumulation_by_hand(scheme):
         optimizer.zero_grad()
         for part in range(3):
             (weight.sum() * (part + 1 + step) * (hvd.rank() + 1)).backward()
-        optimizer.synchronize()
+        optimizer.step()
         assert_average(weight.grad, (6 + 3 * step) * (hvd.size() + 1) / 2)
-        with optimizer.skip_synchronize():
-            optimizer.step()
 
 
 @every_scheme
@@ -87,7 +86,7 @@ def test_lbfgs_closures(scheme):
         with optimizer.skip_synchronize():
             optimizer.step(closure)
     assert len(called) > 2 and called[-1] < called[0]
-    assert_same_everywhere(flat_parameters(model), f"{scheme}.lbfgs")
+    assert_same_everywhere(model)
 
 
 def assert_compiled_alike(scheme: str, backend: str, everywhere: bool = True) -> None:
@@ -95,13 +94,8 @@ def assert_compiled_alike(scheme: str, backend: str, everywhere: bool = True) ->
     compiled = torch.compile(other, backend=backend) if everywhere or hvd.rank() == 0 else other
     for model, call in ((plain, plain), (other, compiled)):
         instances.start_over()
-        optimizer = distributed(model, make(scheme, min_numel=100))
-        batch = batches(hvd.rank())
-        for _ in range(3):
-            optimizer.zero_grad()
-            loss_of(call, batch()).backward()
-            optimizer.step()
-    assert_same_everywhere(flat_parameters(other), f"{scheme}.{backend}")
+        train(call, distributed(model, make(scheme, min_numel=100)), 3)
+    assert_same_everywhere(other)
     torch.testing.assert_close(flat_parameters(other), flat_parameters(plain))
 
 
@@ -125,28 +119,27 @@ def test_gradients_of_gradients():
     model = make_model(width=30)
     optimizer = distributed(model, QSGD(bits=8, bucket_size=64))
     for _ in range(2):
-        optimizer.zero_grad()
         loss = loss_of(model, batches(hvd.rank())())
         slopes = torch.autograd.grad(loss, list(model.parameters()), create_graph=True)
-        (loss + sum(slope.square().sum() for slope in slopes)).backward()
-        optimizer.step()
-    assert_same_everywhere(flat_parameters(model), "double backward")
+        take_step(optimizer, loss + sum(slope.square().sum() for slope in slopes))
+    assert_same_everywhere(model)
 
 
 def test_nothing_but_a_step_changes_torchs_generators():
-    model = make_model()
+    model, batch = make_model(), batches(hvd.rank())()
     optimizer = distributed(model, make("alq", min_numel=100))
     torch.use_deterministic_algorithms(True)
     try:
-        x, y = batches(hvd.rank())()
         before = torch.get_rng_state()
         for _ in range(2):
-            optimizer.zero_grad()
-            loss_of(model, (x, y)).backward()
-            optimizer.step()
+            take_step(optimizer, loss_of(model, batch))
     finally:
         torch.use_deterministic_algorithms(False)
     assert torch.equal(torch.get_rng_state(), before)
+
+
+def told(caplog, words: str) -> list[str]:
+    return [m for m in caplog.messages if words in m]
 
 
 @pytest.mark.parametrize("scheme", ["alq", "feedback"])
@@ -156,19 +149,18 @@ def test_unfrozen_after_construction_is_told(scheme, caplog):
     model[2].weight.requires_grad_(False)
     optimizer = distributed(model, make(scheme, min_numel=100))
     train(model, optimizer, 1)
-    assert not [m for m in caplog.messages if "2.weight" in m]
+    assert not told(caplog, "2.weight")
     model[2].weight.requires_grad_(True)
     train(model, optimizer, 2)
-    told = [m for m in caplog.messages if "2.weight" in m]
-    assert len(told) == 1 and "was frozen when hvd.DistributedOptimizer was made" in told[0]
+    (message,) = told(caplog, "2.weight")
+    assert "was frozen when hvd.DistributedOptimizer was made" in message
 
 
 def test_what_joins_the_optimizer_later_is_told(caplog):
     """A group that is added after the first step, and a layer that is unfrozen in it still later:
     each is named once."""
-    model = make_model(width=30)
+    model, compressor = make_model(width=30), QSGD(bits=4)
     model[2].requires_grad_(False)
-    compressor = QSGD(bits=4)
     optimizer = hvd.DistributedOptimizer(
         torch.optim.SGD([p for p in model.parameters() if p.requires_grad], lr=0.1),
         named_parameters=model.named_parameters(),
@@ -178,16 +170,14 @@ def test_what_joins_the_optimizer_later_is_told(caplog):
     train(model, optimizer, 2)
     optimizer.add_param_group({"params": [*model[2].parameters(), extra]})
     train(model, optimizer, 1)
-    assert "added to it later" not in caplog.text
-    named = {"2.bias": model[2].bias, "2.weight": model[2].weight}
-    for number, (name, parameter) in enumerate(named.items()):
-        parameter.requires_grad_(True)
+    assert not told(caplog, "added to it later")
+    for number, name in enumerate(("bias", "weight")):
+        getattr(model[2], name).requires_grad_(True)
         compressor.set(bits=5 + number)  # the compressor is bound anew
         train(model, optimizer, 2)
-        told = [m for m in caplog.messages if "added to it later" in m]
-        assert len(told) == number + 1 and told[number].startswith(f"{name}: ")
+        messages = told(caplog, "added to it later")
+        assert len(messages) == number + 1 and messages[number].startswith(f"2.{name}: ")
     extra.grad = torch.ones(7)
-    x, y = batches(hvd.rank())()
-    loss_of(model, (x, y)).backward()
+    loss_of(model, batches(hvd.rank())()).backward()
     optimizer.step()
     assert any(m.startswith("parameter 2 of group 1: ") for m in caplog.messages)

@@ -9,8 +9,7 @@ import memory
 import psutil
 import pytest
 import torch
-from conftest import make_model, train
-from rank_optimizers import distributed
+from training import distributed, make_model, take_step, train
 
 from hvd_adaptive import ALQ, ECDQ, QSGD, ScatterReduce, Tuning
 
@@ -19,60 +18,50 @@ BOUND = 120_000
 REBINDS = 100
 # Communicators of the level sync's own took 9 to 13 KiB each.
 BYTES = 4096
+SCHEMES = {
+    "allgather": lambda **k: QSGD(bits=4, **k),
+    "scatter": lambda **k: QSGD(bits=4, exchange="scatter_reduce", **k),
+    "feedback": lambda **k: ALQ(bits=3, error_feedback=0.2, **k),
+    "ecdq": lambda **k: ECDQ(bits=2, exchange=ScatterReduce(second_stage_bits=5), **k),
+}
 
 
 @pytest.mark.ranks
 @pytest.mark.gloo
-@pytest.mark.parametrize(
-    "make",
-    [
-        lambda **k: QSGD(bits=4, **k),
-        lambda **k: QSGD(bits=4, exchange="scatter_reduce", **k),
-        lambda **k: ALQ(bits=3, error_feedback=0.2, **k),
-        lambda **k: ECDQ(bits=2, exchange=ScatterReduce(second_stage_bits=5), **k),
-    ],
-    ids=["allgather", "scatter", "feedback", "ecdq"],
-)
+@pytest.mark.parametrize("scheme", SCHEMES)
 @pytest.mark.parametrize("worker", [False, True])
-def test_peak_bytes_is_bounded(make, worker):
+def test_peak_bytes_is_bounded(scheme, worker):
     """By in_flight_bytes, two buffers and the average of a group, and twice the residuals. A worker
     holds averages, which arrive at different times, of at most the gradients' size."""
-    model = make_model()
-    keywords = {
-        "bucket_size": 128,
-        "fusion_bytes": 4 * LARGEST_GROUP,
-        "min_numel": 0,
-    }
-    compressor = make(tuning=Tuning(in_flight_bytes=BOUND, worker=worker), **keywords)
-    optimizer = distributed(model, compressor)
-    peaks = []
-    for _ in range(3):
-        train(model, optimizer, 1)
-        peaks.append(compressor.report()["peak_bytes"])
-    coordinates = sum(p.numel() for p in model.parameters())
-    residuals = 8 * coordinates if compressor._training.residuals is not None else 0
+    keywords = {"bucket_size": 128, "fusion_bytes": 4 * LARGEST_GROUP, "min_numel": 0}
+
+    def peaks(**bound) -> list[int]:
+        model, compressor = make_model(), SCHEMES[scheme](tuning=Tuning(**bound), **keywords)
+        optimizer, found = distributed(model, compressor), []
+        for _ in range(3):
+            train(model, optimizer, 1)
+            found.append(compressor.report()["peak_bytes"])
+        return found[1:]
+
+    coordinates = sum(p.numel() for p in make_model().parameters())
+    residuals = 8 * coordinates if scheme == "feedback" else 0
     early = 4 * coordinates if worker else 0
-    for peak in peaks[1:]:  # they differ by which groups are in flight together
+    bounded = peaks(in_flight_bytes=BOUND, worker=worker)
+    for peak in bounded:  # they differ by which groups are in flight together
         assert residuals < peak <= BOUND + 3 * 4 * LARGEST_GROUP + residuals + early
     # No bound: every group is in flight at a time.
-    free = make(tuning=Tuning(worker=worker), **keywords)
-    model = make_model()
-    train(model, distributed(model, free), 3)
-    timed = worker or compressor.settings.exchange_name == "scatter_reduce"
-    assert timed or free.report()["peak_bytes"] >= min(peaks[1:])
+    timed = worker or scheme == "scatter" or scheme == "ecdq"
+    assert timed or peaks(worker=worker)[-1] >= min(bounded)
 
 
 @pytest.mark.ranks
 @pytest.mark.gloo
 def test_peak_bytes_of_one_group():
     """Counted by hand: its payload, once or for each rank, and all ranks'."""
-    model = torch.nn.Linear(640, 100, bias=False)
-    compressor = QSGD(bits=4, bucket_size=128)
+    model, compressor = torch.nn.Linear(640, 100, bias=False), QSGD(bits=4, bucket_size=128)
     optimizer = distributed(model, compressor)
     for _ in range(2):
-        optimizer.zero_grad()
-        model(torch.randn(3, 640)).square().sum().backward()
-        optimizer.step()
+        take_step(optimizer, model(torch.randn(3, 640)).square().sum())
     report = compressor.report()
     # The only gradient is encoded from its own memory and decoded into it.
     sent = max(1, hvd.size() - 1) if hvd.mpi_enabled() else 1  # a few ranks: directly, over MPI
@@ -98,19 +87,12 @@ def test_memory_of_rebinds():
     """Each fits a table, and is followed by a change of settings to one of two."""
     weight = torch.nn.Parameter(torch.zeros(2048))
     compressor = ALQ(bucket_size=512, update_steps=lambda step: True, samples=2)
-    optimizer = distributed({"rebinds.weight": weight}, compressor)
-
-    def rebind(times: int) -> int:
-        """Memory of this process afterwards."""
-        for number in range(times):
+    optimizer, used = distributed({"weight": weight}, compressor), []
+    for _ in range(2):
+        for number in range(REBINDS):
             compressor.set(samples=2 + number % 2)
-            optimizer.zero_grad()
-            (weight * (1.0 + torch.arange(2048))).sum().backward()
-            optimizer.step()
+            take_step(optimizer, (weight * (1.0 + torch.arange(2048))).sum())
         gc.collect()
-        return psutil.Process().memory_info().rss
-
-    before = rebind(REBINDS)
-    after = rebind(REBINDS)
+        used.append(psutil.Process().memory_info().rss)
     assert compressor.parts.default.table_version == 2 * REBINDS
-    assert after - before < BYTES * REBINDS, (after - before) / REBINDS
+    assert used[1] - used[0] < BYTES * REBINDS, (used[1] - used[0]) / REBINDS

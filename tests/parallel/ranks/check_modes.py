@@ -3,38 +3,29 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 
 import horovod.torch as hvd
 import pytest
 import torch
-from conftest import assert_same_everywhere
-from rank_optimizers import distributed
 from scheme_cases import scheme
+from training import assert_same_everywhere, distributed, residuals_of
 
 from hvd_adaptive import QSGD, ScatterReduce, instances
 
 SHAPES = {"a.weight": (60, 50), "a.bias": (50,), "b.weight": (1500,), "never": (40,)}
-SCHEMES = {
+REDUCE = {"exchange": ScatterReduce(second_stage_bits=8)}
+CASES = {
     "feedback": scheme("qsgd-4", error_feedback=0.5, min_numel=100),
-    "alq": scheme("alq-4", update_steps=[0, 2], min_numel=100),
+    "alq": scheme("alq-4", update_steps=[0, 2], min_numel=100, **REDUCE),
     "ecdq": scheme("ecdq-3", update_steps=[0, 2]),
+    "ecdq-scatter": scheme("ecdq-3", update_steps=[0, 2], **REDUCE),
 }
-EXCHANGES = {
-    "allgather": {},
-    "scatter_reduce": {"exchange": ScatterReduce(second_stage_bits=8)},
-}
-
-
-@functools.cache
-def plain(scheme: str, exchange: str):
-    """What all else is to give."""
-    return trained(lambda: SCHEMES[scheme](**EXCHANGES[exchange]), nullcontext)
+STEPS = 4
 
 
 @contextmanager
-def defaults(dtype: torch.dtype, device: str) -> Iterator[None]:
+def defaults(dtype: torch.dtype, device: str):
     torch.set_default_dtype(dtype)
     torch.set_default_device(device)
     try:
@@ -44,89 +35,71 @@ def defaults(dtype: torch.dtype, device: str) -> Iterator[None]:
         torch.set_default_device(None)
 
 
-def values(name: str, step: int, rank: int) -> torch.Tensor:
-    seed = 1000 * step + 10 * rank + list(SHAPES).index(name)
+def values(name: str, step: int) -> torch.Tensor:
+    """This rank's gradient."""
+    seed = 1000 * step + 10 * hvd.rank() + list(SHAPES).index(name)
     generator = torch.Generator(device="cpu").manual_seed(seed)
     return torch.randn(SHAPES[name], generator=generator, dtype=torch.float32, device="cpu")
 
 
-def trained(construct, mode, around=nullcontext, step_mode=nullcontext, steps: int = 4, view=None):
-    """Weights after a few steps of momentum, and the gradients of each."""
+def product(weight: torch.Tensor, own: torch.Tensor) -> torch.Tensor:
+    return (weight * own).sum()
+
+
+def trained(case: str, mode=nullcontext, step_mode=nullcontext, loss_of=product):
+    """Gradients of each step and weights after a few steps of momentum, and the compressor."""
     instances.start_over()
     with mode():
         weights = {
             name: torch.nn.Parameter(torch.zeros(shape, dtype=torch.float32, device="cpu"))
             for name, shape in SHAPES.items()
         }
-        compressor = construct()
+        compressor = CASES[case]()
         optimizer = distributed(weights, compressor, momentum=0.9)
         seen = []
-        for step in range(steps):
+        for step in range(STEPS):
             optimizer.zero_grad()
-            used = {n: w for n, w in weights.items() if n != "never" or step == steps - 1}
-            loss = 0
-            for name, weight in used.items():
-                own = values(name, step, hvd.rank())
-                loss = loss + (view(weight, own) if view else (weight * own).sum())
-            loss.backward()
+            used = [n for n in weights if n != "never" or step == STEPS - 1]
+            sum(loss_of(weights[name], values(name, step)) for name in used).backward()
             with step_mode():
                 optimizer.step()
-            seen.append([w.grad.detach().clone() for w in weights.values()])
-        return {n: w.detach().clone() for n, w in weights.items()}, seen, compressor
+            seen += [w.grad.detach().clone() for w in weights.values()]
+        return [*seen, *(w.detach().clone() for w in weights.values())], compressor
 
 
-def assert_equal(first, second) -> None:
-    for name, weight in first[0].items():
-        assert torch.equal(weight, second[0][name]), name
-        assert_same_everywhere(weight, f"modes.{name}")
-    for step, (one, other) in enumerate(zip(first[1], second[1], strict=True)):
-        assert all(torch.equal(a, b) for a, b in zip(one, other, strict=True)), step
+@functools.cache
+def plain(case: str):
+    """What all else is to give."""
+    return trained(case)[0]
 
 
-@pytest.mark.parametrize("exchange", EXCHANGES)
-@pytest.mark.parametrize("scheme", SCHEMES)
-def test_steps_in_inference_mode(scheme, exchange):
+def assert_plain(case: str, found: list[torch.Tensor]) -> None:
+    assert all(torch.equal(one, other) for one, other in zip(found, plain(case), strict=True))
+    assert_same_everywhere(*found)
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_steps_in_inference_mode(case):
     """As stock Horovod: optimizer.step() in inference mode, backward passes out of it, and steps in
     turn in it and not. A parameter without a gradient gets its zeros there."""
-    construct, turn = lambda: SCHEMES[scheme](**EXCHANGES[exchange]), iter(range(100))
+    turn = iter(range(STEPS))
 
     def every_other():
         return torch.inference_mode() if next(turn) % 2 else nullcontext()
 
-    first = plain(scheme, exchange)
-    assert_equal(trained(construct, nullcontext, step_mode=torch.inference_mode), first)
-    assert_equal(trained(construct, nullcontext, step_mode=every_other), first)
+    for mode in (torch.inference_mode, every_other):
+        assert_plain(case, trained(case, step_mode=mode)[0])
 
 
-def test_stock_steps_in_inference_mode():
-    """What the test above compares with: Horovod alone does."""
-    construct = lambda: hvd.Compression.none  # noqa: E731
-    first = trained(construct, nullcontext)
-    inside = trained(construct, nullcontext, step_mode=torch.inference_mode)
-    for name, weight in first[0].items():
-        torch.testing.assert_close(inside[0][name], weight)
-
-
-@pytest.mark.parametrize("exchange", EXCHANGES)
-@pytest.mark.parametrize("scheme", SCHEMES)
-@pytest.mark.parametrize(
-    ("dtype", "device"),
-    [
-        (torch.float64, "cpu"),
-        (torch.float16, "cpu"),
-        (torch.bfloat16, "cpu"),
-        (torch.float32, "meta"),
-    ],
-)
-def test_defaults_change_nothing(scheme, exchange, dtype, device):
-    construct = lambda: SCHEMES[scheme](**EXCHANGES[exchange])  # noqa: E731
-    first = plain(scheme, exchange)
-    second = trained(construct, lambda: defaults(dtype, device))
-    assert_equal(second, first)
-    told = second[2].state_dict().get("residuals", {"parameters": {}})["parameters"]
-    assert all(r.dtype == torch.float32 and r.device.type == "cpu" for r in told.values())
-    again = construct()
-    again.load_state_dict(second[2].state_dict())
+@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("default", [torch.float64, torch.float16, torch.bfloat16, "meta"], ids=str)
+def test_defaults_change_nothing(case, default):
+    own = (torch.float32, "meta") if default == "meta" else (default, "cpu")
+    found, compressor = trained(case, lambda: defaults(*own))
+    assert_plain(case, found)
+    for residual in residuals_of(compressor).values():
+        assert residual.dtype == torch.float32 and residual.device.type == "cpu"
+    CASES[case]().load_state_dict(compressor.state_dict())
 
 
 class NegatedBackward(torch.autograd.Function):
@@ -142,26 +115,21 @@ class NegatedBackward(torch.autograd.Function):
         return torch._neg_view(-(up * ctx.own)), None
 
 
-@pytest.mark.parametrize("exchange", EXCHANGES)
-@pytest.mark.parametrize("scheme", SCHEMES)
-def test_negative_views(scheme, exchange):
-    construct = lambda: SCHEMES[scheme](**EXCHANGES[exchange])  # noqa: E731
+@pytest.mark.parametrize("case", CASES)
+def test_negative_views(case):
     kept = []
 
-    def view(weight, own):
-        loss = NegatedBackward.apply(weight, own)
+    def loss_of(weight, own):
         weight.register_post_accumulate_grad_hook(lambda p: kept.append(p.grad.is_neg()))
-        return loss
+        return NegatedBackward.apply(weight, own)
 
-    assert_equal(trained(construct, nullcontext, view=view), plain(scheme, exchange))
+    assert_plain(case, trained(case, loss_of=loss_of)[0])
     assert any(kept)  # else nothing was tried
 
 
 def test_negative_views_of_allreduce():
-    """Out of an optimizer, and in an integer's or a complex number's way: stock's."""
-    own = torch.arange(3000.0) * (1 + hvd.rank())
+    """Out of an optimizer, in full precision."""
+    view = torch._neg_view(-torch.arange(3000.0) * (1 + hvd.rank()))
     average = torch.arange(3000.0) * (1 + hvd.size()) / 2
-    view = torch._neg_view(-own)
     compressor = QSGD(bits=8, norm="linf", min_numel=5000)
-    result = hvd.allreduce(view, compression=compressor, name="negative")
-    assert torch.equal(result, average)
+    assert torch.equal(hvd.allreduce(view, compression=compressor, name="negative"), average)

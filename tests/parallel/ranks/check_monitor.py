@@ -9,14 +9,11 @@ from pathlib import Path
 import horovod.torch as hvd
 import pytest
 import torch
-from conftest import make_model, train
-from rank_optimizers import distributed, drain
-from stock_seconds import *  # noqa: F403
+from training import distributed, flat_parameters, make_model, train
 
-from hvd_adaptive import ALQ, QSGD, Monitor, RankMismatchError, instances
+from hvd_adaptive import ALQ, Monitor, instances
 
-STEPS, BUCKET = 5, 128
-LARGEST_GROUP = 20_000
+STEPS, LARGEST_GROUP = 5, 20_000
 
 
 @pytest.fixture
@@ -36,61 +33,60 @@ def records(folder: Path) -> dict[str, list[dict]]:
     return found
 
 
+def trained(monitor, **keywords):
+    """A model, its compressor and the report of each step."""
+    instances.start_over()
+    keywords = {"bucket_size": 128, "fusion_bytes": 4 * LARGEST_GROUP} | keywords
+    model, reports = make_model(), []
+    compressor = ALQ(bits=3, monitor=monitor, update_steps=[0, 3], **keywords)
+    optimizer = distributed(model, compressor)
+    for _ in range(STEPS):
+        train(model, optimizer, 1)
+        reports.append(compressor.report())
+    return model, compressor, reports
+
+
 @pytest.mark.parametrize("exchange", ["allgather", "scatter_reduce"])
 def test_records_agree_with_the_report(folder, exchange):
-    model, reports = make_model(), []
-    keywords = {"bucket_size": BUCKET, "fusion_bytes": 4 * LARGEST_GROUP, "exchange": exchange}
     with Monitor(folder, every=2) as monitor:
-        compressor = ALQ(bits=3, monitor=monitor, update_steps=[0, 3], **keywords)
-        optimizer = distributed(model, compressor)
-        for _ in range(STEPS):
-            train(model, optimizer, 1)
-            reports.append(compressor.report())
+        model, compressor, reports = trained(monitor, exchange=exchange)
     if hvd.rank():
         assert not list(folder.iterdir())
     else:
-        found = records(folder)
-        (start,) = found["start"]
-        assert (start["ranks"], start["rank"], start["first_step"]) == (hvd.size(), 0, 0)
-        assert len(start["groups"]) > 1
-        assert {g["exchange"] for g in start["groups"]} == {exchange}
-        sizes = {n: p.numel() for n, p in model.named_parameters()}
-        told = dict.fromkeys(sizes, 0)
-        for group in start["groups"]:
-            assert sum(q for _, q, _ in group["members"]) == group["quantized"]
-            for name, quantized, full in group["members"]:
-                told[name] += quantized + full
-        assert told == sizes
-        assert [(t["step"], t["version"]) for t in found["table"]] == [(0, 1), (3, 2)]
-        assert found["table"][-1]["levels"] == compressor.levels.tolist()
-        assert [(r["step"], r["steps"]) for r in found["step"]] == [(1, 2), (3, 2), (4, 1)]
-        for record, of_steps in zip(
-            found["step"], (reports[:2], reports[2:4], reports[4:]), strict=True
-        ):
-            for name in ("payload_bytes", "wire_bytes", "coordinates", "encode_s", "decode_s"):
-                mean = sum(report[name] for report in of_steps) / len(of_steps)
-                assert record[name] == pytest.approx(mean, rel=1e-9)
-                of_groups = sum(group[name] for group in record["groups"])
-                assert of_groups == pytest.approx(mean, rel=1e-9)
-            assert record["flight_s"] > 0 and record["non_finite"] == 0
-        assert found["step"][-1]["relative_error"] == reports[-1]["relative_error"]
-        assert found["step"][-1]["peak_bytes"] == reports[-1]["peak_bytes"]
-    # The same without one, to the bit.
-    instances.start_over()
-    other = make_model()
-    train(other, distributed(other, ALQ(bits=3, update_steps=[0, 3], **keywords)), STEPS)
-    again = make_model()
-    alone = Monitor(folder / "alone") if hvd.rank() == 0 else None  # not on all ranks
-    instances.start_over()
-    watched = ALQ(bits=3, update_steps=[0, 3], monitor=alone, **keywords)
-    train(again, distributed(again, watched), STEPS)
-    for a, b in zip(other.parameters(), again.parameters(), strict=True):
-        assert torch.equal(a, b)
+        check_records(records(folder), model, compressor, reports, exchange)
+    # The same without one, to the bit, and with one that is not on all ranks.
+    alone = Monitor(folder / "alone") if hvd.rank() == 0 else None
+    for other in (None, alone):
+        again, _, _ = trained(other, exchange=exchange)
+        assert torch.equal(flat_parameters(again), flat_parameters(model))
 
 
-def single(told: list[tuple[int, float]]) -> list[tuple[int, float]]:
-    """Steps and figures as TensorBoard keeps them, in float32."""
-    return [(step, torch.tensor(value, dtype=torch.float32).item()) for step, value in told]
+def check_records(found, model, compressor, reports, exchange) -> None:
+    (start,) = found["start"]
+    assert (start["ranks"], start["rank"], start["first_step"]) == (hvd.size(), 0, 0)
+    assert len(start["groups"]) > 1
+    assert {g["exchange"] for g in start["groups"]} == {exchange}
+    sizes = {n: p.numel() for n, p in model.named_parameters()}
+    told = dict.fromkeys(sizes, 0)
+    for group in start["groups"]:
+        assert sum(q for _, q, _ in group["members"]) == group["quantized"]
+        for name, quantized, full in group["members"]:
+            told[name] += quantized + full
+    assert told == sizes
+    assert [(t["step"], t["version"]) for t in found["table"]] == [(0, 1), (3, 2)]
+    assert found["table"][-1]["levels"] == compressor.levels.tolist()
+    assert [(r["step"], r["steps"]) for r in found["step"]] == [(1, 2), (3, 2), (4, 1)]
+    for record, of_steps in zip(
+        found["step"], (reports[:2], reports[2:4], reports[4:]), strict=True
+    ):
+        for name in ("payload_bytes", "wire_bytes", "coordinates", "encode_s", "decode_s"):
+            mean = sum(report[name] for report in of_steps) / len(of_steps)
+            assert record[name] == pytest.approx(mean, rel=1e-9)
+            of_groups = sum(group[name] for group in record["groups"])
+            assert of_groups == pytest.approx(mean, rel=1e-9)
+        assert record["flight_s"] > 0 and record["non_finite"] == 0
+    for name in ("relative_error", "peak_bytes"):
+        assert found["step"][-1][name] == reports[-1][name]
 
 
 def test_tensorboards_files_hold_what_the_lines_tell(folder):
@@ -98,51 +94,24 @@ def test_tensorboards_files_hold_what_the_lines_tell(folder):
     from torch.utils.tensorboard import SummaryWriter
 
     writer = SummaryWriter(folder / "board") if hvd.rank() == 0 else None
-    model = make_model()
     with Monitor(folder / "lines", every=2, tensorboard=writer) as monitor:
-        compressor = ALQ(bits=3, bucket_size=BUCKET, update_steps=[0, 3], monitor=monitor)
-        train(model, distributed(model, compressor), STEPS)
+        trained(monitor)
     if writer is None:
         return
     writer.close()
     read, lines = board.EventAccumulator(str(folder / "board")), records(folder / "lines")
     read.Reload()
-    scalars = {
-        tag: [(event.step, event.value) for event in read.Scalars(tag)]
-        for tag in read.Tags()["scalars"]
-    }
+
+    def check(tag: str, told: list[tuple[int, float]]) -> None:
+        """TensorBoard keeps float32."""
+        narrow = [(step, torch.tensor(v, dtype=torch.float32).item()) for step, v in told]
+        assert told and [(e.step, e.value) for e in read.Scalars(f"gradients/{tag}")] == narrow, tag
+
     for name in ("wire_bytes", "bits_per_coordinate", "relative_error", "step_s", "table_version"):
-        told = [(r["step"], r[name]) for r in lines["step"] if r[name] is not None]
-        assert told and scalars[f"gradients/{name}"] == single(told), name
+        check(name, [(r["step"], r[name]) for r in lines["step"] if r[name] is not None])
     for group in range(len(lines["start"][0]["groups"])):
         told = [(r["step"], r["groups"][group]["payload_bytes"]) for r in lines["step"]]
-        assert scalars[f"gradients/group {group}/payload_bytes"] == single(told)
+        check(f"group {group}/payload_bytes", told)
     for place in range(7):
         told = [(t["step"], t["levels"][place]) for t in lines["table"]]
-        assert len(told) == 2 and scalars[f"gradients/levels/{place:03d}"] == single(told)
-
-
-@pytest.mark.parametrize("exchange", ["allgather", "scatter_reduce"])
-def test_non_finite_buckets_are_counted(folder, exchange):
-    """One rank has a NaN in a column of its input, so in one of the five buckets of each row."""
-    model = torch.nn.Linear(5 * BUCKET, 10, bias=False)
-    with Monitor(folder, every=1, ranks="all") as monitor:
-        compressor = QSGD(bits=4, bucket_size=BUCKET, exchange=exchange, monitor=monitor)
-        optimizer = distributed(model, compressor)
-        for step in range(3):
-            inputs = torch.ones(3, 5 * BUCKET)
-            if step == 1 and hvd.rank() == hvd.size() - 1:
-                inputs[0, BUCKET + 7] = torch.nan
-            optimizer.zero_grad()
-            model(inputs).sum().backward()
-            optimizer.step()
-    assert [r["non_finite"] for r in records(folder)["step"]] == [0, 10, 0]
-
-
-def test_all_ranks_compare_or_none():
-    monitor = Monitor(compare=True) if hvd.rank() else Monitor()
-    model = make_model()
-    optimizer = distributed(model, QSGD(bits=4, seed=77, monitor=monitor))
-    with pytest.raises(RankMismatchError, match=r"Monitor\(compare=\) is False on rank 0, True on"):
-        train(model, optimizer, 1)
-    drain(optimizer)
+        check(f"levels/{place:03d}", told)

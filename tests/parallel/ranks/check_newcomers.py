@@ -8,20 +8,26 @@ import logging
 import horovod.torch as hvd
 import pytest
 import torch
-from conftest import assert_same_everywhere, batches, flat_parameters, make_model, train
-from rank_optimizers import distributed, drain
+from training import (
+    assert_same_everywhere,
+    batches,
+    distributed,
+    loss_of,
+    make_model,
+    mean,
+    restart,
+    take_step,
+    train,
+)
 
 from hvd_adaptive import ALQ, ECDQ, QSGD, RankMismatchError, ScatterReduce
 
 SEEDS = itertools.count(9000)
+ADAPTIVE = {"bits": 7, "norm": "linf", "bucket_size": 512}
 SCHEMES = {
-    "alq": lambda **k: ALQ(bits=7, norm="linf", bucket_size=512, update_steps=[0, 2, 4], **k),
-    "alq-scatter": lambda **k: ALQ(
-        bits=7, norm="linf", bucket_size=512, exchange=ScatterReduce(second_stage_bits=7), **k
-    ),
-    "alq-parts": lambda **k: ALQ(
-        bits=7, norm="linf", bucket_size=512, parameter_bits={"0.*": 6}, **k
-    ),
+    "alq": lambda **k: ALQ(update_steps=[0, 2, 4], **ADAPTIVE, **k),
+    "alq-scatter": lambda **k: ALQ(exchange=ScatterReduce(second_stage_bits=7), **ADAPTIVE, **k),
+    "alq-parts": lambda **k: ALQ(parameter_bits={"0.*": 6}, **ADAPTIVE, **k),
     "qsgd": lambda **k: QSGD(bits=8, norm="linf", bucket_size=512, **k),
     "ecdq": lambda **k: ECDQ(bits=6, bucket_size=512, **k),
 }
@@ -34,6 +40,14 @@ def veteran(scheme: str, steps: int = 3, **keywords):
     return compressor.state_dict(), compressor.parts.default.table_version
 
 
+def newcomers(scheme: str, state, lr=0.0, **keywords):
+    """A model, its optimizer and compressor, whose state the first rank alone has."""
+    model, compressor = make_model(7), SCHEMES[scheme](seed=1, **keywords)
+    if hvd.rank() == 0:
+        compressor.load_state_dict(state)
+    return model, distributed(model, compressor, lr=lr), compressor
+
+
 @pytest.mark.ranks
 @pytest.mark.parametrize("feedback", [None, 0.5], ids=["plain", "feedback"])
 @pytest.mark.parametrize("scheme", SCHEMES)
@@ -43,30 +57,25 @@ def test_newcomers_take_the_first_ranks_state(scheme, feedback, caplog):
     keywords = {"error_feedback": feedback} if scheme != "ecdq" else {}
     for steps in (3, 4) if scheme == "alq" else (3,):
         state, version = veteran(scheme, steps, **keywords)
-        model, compressor = make_model(7), SCHEMES[scheme](seed=1, **keywords)
-        if hvd.rank() == 0:
-            compressor.load_state_dict(state)
-        optimizer = distributed(model, compressor)
+        model, optimizer, compressor = newcomers(scheme, state, lr=0.1, **keywords)
+        batch = batches(hvd.rank())
         caplog.clear()
         with caplog.at_level(logging.INFO, "hvd_adaptive"):
             for _ in range(2):
-                x, y = batches(hvd.rank())()
                 optimizer.zero_grad()
-                torch.nn.functional.cross_entropy(model(x), y).backward()
+                loss_of(model, batch()).backward()
                 own = [p.grad.clone() for p in model.parameters()]
-                optimizer.synchronize()
-                for index, (gradient, p) in enumerate(zip(own, model.parameters(), strict=True)):
-                    exact = hvd.allreduce(gradient.double(), name=f"exact.{index}")
+                optimizer.step()
+                for gradient, p in zip(own, model.parameters(), strict=True):
+                    exact = mean(gradient)
                     error = (p.grad.double() - exact).norm() / exact.norm()
-                    assert error < 0.05 or feedback is not None, (scheme, index, float(error))
-                with optimizer.skip_synchronize():
-                    optimizer.step()
+                    assert error < 0.05 or feedback is not None, (scheme, float(error))
         assert compressor.step == steps + 2
         assert compressor.parts.default.table_version >= version
         told = [r for r in caplog.records if "go on from the first rank's step" in r.message]
         assert len(told) == 1
         assert (told[0].levelno == logging.WARNING) is (hvd.rank() != 0)
-        assert_same_everywhere(flat_parameters(model), f"newcomers.{scheme}")
+        assert_same_everywhere(model)
         tables = hvd.allgather_object(
             [repr(codec.tables_state().get("table")) for codec in compressor.parts.values()]
         )
@@ -75,14 +84,9 @@ def test_newcomers_take_the_first_ranks_state(scheme, feedback, caplog):
 
 def test_residuals_start_from_zero_and_the_first_ranks_stay():
     state, _ = veteran("qsgd", error_feedback=1.0)
-    model, compressor = make_model(), SCHEMES["qsgd"](error_feedback=1.0, seed=3)
-    if hvd.rank() == 0:
-        compressor.load_state_dict(state)
-    optimizer = distributed(model, compressor, lr=0.0)
-    optimizer.zero_grad()
+    model, optimizer, _ = newcomers("qsgd", state, error_feedback=1.0)
     # Gradients of zero send the residuals alone.
-    (sum(p.sum() for p in model.parameters()) * 0.0).backward()
-    optimizer.synchronize()
+    take_step(optimizer, sum(p.sum() for p in model.parameters()) * 0.0)
     residuals = state["residuals"]["parameters"] if hvd.rank() == 0 else {}
     residuals = hvd.broadcast_object(residuals, 0, name="check.residuals")
     for name, parameter in model.named_parameters():
@@ -97,14 +101,9 @@ def test_newcomers_take_the_weights_of_error_feedback():
     for residual in state["residuals"]["parameters"].values():
         residual.zero_()
     del state["residuals_checksum"]
-    model, compressor = make_model(), SCHEMES["qsgd"](error_feedback="auto", seed=3)
-    if hvd.rank() == 0:
-        compressor.load_state_dict(state)
-    optimizer = distributed(model, compressor, lr=0.0)
-    optimizer.zero_grad()
+    model, optimizer, compressor = newcomers("qsgd", state, error_feedback="auto")
     # Gradients of zero and no residuals: nothing is measured, so the weights stay.
-    (sum(p.sum() for p in model.parameters()) * 0.0).backward()
-    optimizer.synchronize()
+    take_step(optimizer, sum(p.sum() for p in model.parameters()) * 0.0)
     expected = hvd.broadcast_object(state["feedback_weights"], 0, name="check.weights")
     assert compressor._training.residuals.weights.adapted == expected != {}
 
@@ -114,21 +113,16 @@ def test_newcomers_take_the_weights_of_error_feedback():
 )
 def test_other_differences_are_errors(case):
     state, _ = veteran("alq")
-    older = dict(state) | {"step": 2}
     model, compressor = make_model(), SCHEMES["alq"](seed=3)
-    own = {
-        "a checkpoint on rank 1 alone": {1: state},
-        "another checkpoint": {0: state, 1: older},
-        "a step more": {},
-    }[case]
-    if hvd.rank() in own:
-        compressor.load_state_dict(own[hvd.rank()])
     optimizer = distributed(model, compressor)
     if case == "a step more":
         train(model, optimizer, 2)
         compressor.step += hvd.rank() == 1
-    if case == "another checkpoint" and hvd.rank() > 1:
+    elif hvd.rank() == 1:
+        older = {"step": 2} if case == "another checkpoint" else {}
+        compressor.load_state_dict(state | older)
+    elif case == "another checkpoint":
         compressor.load_state_dict(state)
     with pytest.raises(RankMismatchError, match="the step: its number is"):
         train(model, optimizer, 1)
-    drain(optimizer)
+    restart(optimizer)

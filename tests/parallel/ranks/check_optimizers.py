@@ -3,26 +3,34 @@
 from __future__ import annotations
 
 import gc
-import itertools
 import warnings
 
 import horovod.torch as hvd
 import pytest
 import torch
-from conftest import assert_same_everywhere, flat_parameters
+from scheme_cases import scheme
+from training import (
+    assert_same_everywhere,
+    batches,
+    distributed,
+    flat_parameters,
+    loss_of,
+    make_model,
+    mean,
+    take_step,
+)
 
-from hvd_adaptive import ALQ, ECDQ, ORQ, QSGD, BinGrad
+from hvd_adaptive import ALQ, ECDQ, QSGD, Tuning
 
 # With the largest relative error (of squares) that averages of 2 ranks may have.
 SCHEMES = {
-    "alq": (lambda: ALQ(bits=8, bucket_size=256, update_steps=[0]), 0.002),
-    "qsgd": (lambda: QSGD(bits=8, norm="linf", bucket_size=256, exchange="scatter_reduce"), 0.002),
-    "orq": (lambda: ORQ(levels=17, bucket_size=256), 0.02),
-    "feedback": (lambda: BinGrad(bucket_size=256, error_feedback=1.0), 0.7),
-    "ecdq": (lambda: ECDQ(bits=5, bucket_size=256), 0.02),
+    "alq": (scheme("alq-8", bucket_size=256, update_steps=[0]), 0.002),
+    "qsgd": (scheme("qsgd-8-linf", bucket_size=256, exchange="scatter_reduce"), 0.002),
+    "orq": (scheme("orq-9", levels=17, bucket_size=256), 0.02),
+    "feedback": (scheme("bingrad", bucket_size=256, error_feedback=1.0), 0.7),
+    "ecdq": (scheme("ecdq-3", bits=5, bucket_size=256), 0.02),
 }
-# Stock Horovod allows no two gradients of one name in flight.
-NAMES = itertools.count()
+every_scheme = pytest.mark.parametrize("scheme", SCHEMES)
 
 
 def make_net() -> torch.nn.Module:
@@ -32,29 +40,25 @@ def make_net() -> torch.nn.Module:
     return torch.nn.Sequential(*layers)
 
 
-def named(net: torch.nn.Module) -> list[tuple[str, torch.nn.Parameter]]:
-    prefix = f"optimizers.{next(NAMES)}"
-    return [(f"{prefix}.{name}", p) for name, p in net.named_parameters()]
-
-
-def wrap(net: torch.nn.Module, compressor, **options):
+def wrap(net, compressor, prefix="", **options):
     """With the learning rate 0: gradients are what is compared."""
-    return hvd.DistributedOptimizer(
-        torch.optim.SGD(net.parameters(), lr=0.0),
-        **{"named_parameters": named(net), "compression": compressor} | options,
-    )
+    return distributed(net, compressor, lr=0.0, prefix=prefix, **options)
 
 
-def backward(net: torch.nn.Module, passes: int, seed: int) -> None:
+def backward(net: torch.nn.Module, passes: int = 1, seed: int = 0) -> None:
     generator = torch.Generator().manual_seed(100 * seed + hvd.rank())
     for _ in range(passes):
         x, y = torch.randn(8, 60, generator=generator), torch.randn(8, 30, generator=generator)
         (net(x) - y).square().mean().backward()
 
 
-def groups_of(net: torch.nn.Module) -> list[list[torch.nn.Parameter]]:
-    """One group of three; the fourth parameter stands alone."""
-    return [[net[2].weight, net[0].weight, net[0].bias]]
+def gradients(net: torch.nn.Module) -> torch.Tensor:
+    return torch.cat([p.grad.reshape(-1) for p in net.parameters()])
+
+
+def relative(found: torch.Tensor, exact: torch.Tensor) -> float:
+    """Error of squares."""
+    return float((found - exact).square().sum() / exact.square().sum())
 
 
 OPTIONS = {
@@ -63,149 +67,123 @@ OPTIONS = {
     "sum": lambda net: {"op": hvd.Sum},
     "num_groups": lambda net: {"num_groups": 2},
     "groups": lambda net: {"groups": 3, "op": hvd.Sum, "backward_passes_per_step": 2},
-    "groups_of_tensors": lambda net: {"groups": groups_of(net)},
+    # One group of three; the fourth parameter stands alone.
+    "groups_of_tensors": lambda net: {"groups": [[net[2].weight, net[0].weight, net[0].bias]]},
     "no_names": lambda net: {"named_parameters": None},
 }
 
 
-@pytest.mark.parametrize("scheme", SCHEMES)
+@every_scheme
 @pytest.mark.parametrize("option", OPTIONS)
 def test_gradients_are_the_uncompressed_twins(option, scheme):
     """Small tensors to the last bits, the others within the scheme's error. ``synchronize`` comes
     before the first ``step``, as with gradient clipping."""
     construct, tolerance = SCHEMES[scheme]
-    nets = [make_net(), make_net()]
-    optimizers = []
+    nets, compressor = {"stock.": make_net(), "": make_net()}, construct()
+    optimizers = {}
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)
-        for net, compressor in zip(nets, (hvd.Compression.none, construct()), strict=True):
-            optimizers.append(wrap(net, compressor, **OPTIONS[option](net)))
-    passes = optimizers[0].backward_passes_per_step
+        for prefix, net in nets.items():
+            own = hvd.Compression.none if prefix else compressor
+            optimizers[prefix] = wrap(net, own, f"{option}.{prefix}", **OPTIONS[option](net))
     squares = torch.zeros(2)
     for step in range(2):
-        for net, optimizer in zip(nets, optimizers, strict=True):
+        for prefix, optimizer in optimizers.items():
             optimizer.zero_grad()
-            backward(net, passes, step)
+            backward(nets[prefix], optimizer.backward_passes_per_step, step)
             optimizer.synchronize()
             with optimizer.skip_synchronize():
                 optimizer.step()
-        for exact, p in zip(*(net.parameters() for net in nets), strict=True):
+        for exact, p in zip(*(net.parameters() for net in nets.values()), strict=True):
             if p.numel() < 1024:
                 torch.testing.assert_close(p.grad, exact.grad, rtol=1e-5, atol=1e-7)
             squares[0] += (p.grad - exact.grad).square().sum()
             squares[1] += exact.grad.square().sum()
     assert 0 < squares[0] / squares[1] < tolerance
-    compressor = optimizers[1]._compression
     assert compressor.step == 2
     assert compressor.report()["bits_per_coordinate"] < 12
-    grads = torch.cat([p.grad.reshape(-1) for p in nets[1].parameters()])
-    assert_same_everywhere(grads, f"{option}.{scheme}")
+    assert_same_everywhere(gradients(nets[""]))
 
 
-@pytest.mark.parametrize("scheme", SCHEMES)
+@every_scheme
 def test_synchronize_before_any_backward(scheme):
     """Every gradient is missing, so Horovod sends zeros. Training goes on as ever."""
     construct, tolerance = SCHEMES[scheme]
     net, compressor = make_net(), construct()
     optimizer = wrap(net, compressor)
     optimizer.synchronize()
-    assert all(not p.grad.any() for p in net.parameters())
+    assert not gradients(net).any()
     with optimizer.skip_synchronize():
         optimizer.step()
     optimizer.zero_grad()
-    backward(net, 1, 0)
-    own = [p.grad.clone() for p in net.parameters()]
+    backward(net)
+    own = gradients(net)
     optimizer.synchronize()
-    exact = [hvd.allreduce(g, name=f"early.{scheme}.{i}") for i, g in enumerate(own)]
-    error = sum((p.grad - e).square().sum() for p, e in zip(net.parameters(), exact, strict=True))
-    assert 0 < error / sum(e.square().sum() for e in exact) < tolerance
+    assert 0 < relative(gradients(net), mean(own)) < tolerance
     with pytest.warns(UserWarning, match="skip_synchronize"):
         optimizer.step()  # synchronises once more: averages of equal gradients
     assert compressor.step == 3
-    if scheme == "alq":
-        assert (
-            compressor.parts.default.table_version == 1
-        )  # zeros fit no table: put off to the next step
-    assert_same_everywhere(torch.cat([p.grad.reshape(-1) for p in net.parameters()]), "early")
+    if scheme == "alq":  # zeros fit no table: put off to the next step
+        assert compressor.parts.default.table_version == 1
+    assert_same_everywhere(gradients(net))
 
 
 @pytest.mark.ranks
-@pytest.mark.parametrize("scheme", SCHEMES)
+@every_scheme
 def test_process_sets_made_while_horovod_runs(scheme):
     """Even ranks train apart from odd ones, the same network with the same settings, at the same
     time; then all together."""
     construct, tolerance = SCHEMES[scheme]
-    size = hvd.size()
+    size, place = hvd.size(), hvd.rank() % 2
     sets = [hvd.add_process_set(list(range(first, size, 2))) for first in (0, 1)]
-    mine, compressor = sets[hvd.rank() % 2], construct()
-    net, prefix = make_net(), f"process_set.{scheme}"
-    optimizer = wrap(
-        net,
-        compressor,
-        named_parameters=[(f"{prefix}.{name}", p) for name, p in net.named_parameters()],
-        process_set=mine,
-    )
+    net, compressor, prefix = make_net(), construct(), f"process_set.{scheme}."
+    optimizer = wrap(net, compressor, prefix, process_set=sets[place])
     for step in range(2):
         optimizer.zero_grad()
         backward(net, 1, step)
-        own = [p.grad.clone() for p in net.parameters()]
+        own = gradients(net)
         optimizer.step()
-        squares = torch.zeros(2)
-        for index, (p, g) in enumerate(zip(net.parameters(), own, strict=True)):
-            exact = hvd.allreduce(g, name=f"{prefix}.exact.{index}", process_set=mine)
-            squares += torch.stack([(p.grad - exact).square().sum(), exact.square().sum()])
-        assert 0 < squares[0] / squares[1] < 2 * tolerance
-    grads = torch.cat([p.grad.reshape(-1) for p in net.parameters()])
-    everyone = hvd.allgather(grads[None], name=f"{prefix}.all")
+        exact = hvd.allgather(own[None], name=f"{prefix}own")[place::2].mean(0)
+        assert 0 < relative(gradients(net), exact) < 2 * tolerance
+    everyone = hvd.allgather(gradients(net)[None], name=f"{prefix}all")
     for rank in range(size):
-        alike = rank % 2 == hvd.rank() % 2
-        assert torch.equal(everyone[rank], grads) == alike, f"rank {rank}"
+        assert torch.equal(everyone[rank], gradients(net)) == (rank % 2 == place), f"rank {rank}"
     hvd.barrier()
     for process_set in sets:
         hvd.remove_process_set(process_set)
     with pytest.raises(RuntimeError, match="was never added to Horovod, or was removed"):
-        backward(net, 1, 0)
+        backward(net)
     together = make_net()
     last = wrap(together, construct())
-    backward(together, 1, 0)
+    backward(together)
     last.step()
-    assert_same_everywhere(flat_parameters(together), f"{prefix}.together")
+    assert_same_everywhere(gradients(together))
 
 
-@pytest.mark.parametrize("scheme", SCHEMES)
+@every_scheme
 def test_a_gan(scheme):
     """Two optimizers, each with a compressor of the same settings. The generator's loss runs
     backward through the discriminator: its gradients are dropped after ``synchronize``, or it is
     frozen meanwhile."""
     construct, _ = SCHEMES[scheme]
-    torch.manual_seed(0)
     generator, critic = torch.nn.Linear(60, 60), torch.nn.Linear(60, 30)
     compressors = [construct(), construct()]
-    pairs = zip((generator, critic), compressors, strict=True)
     of_generator, of_critic = (
-        hvd.DistributedOptimizer(
-            torch.optim.Adam(net.parameters(), lr=1e-3),
-            named_parameters=named(net),
-            compression=compressor,
-        )
-        for net, compressor in pairs
+        distributed(net, compressor, lr=1e-3, prefix=prefix)
+        for net, compressor, prefix in zip((generator, critic), compressors, "gc", strict=True)
     )
     for step in range(4):
         noise = torch.randn(8, 60, generator=torch.Generator().manual_seed(step + hvd.rank()))
-        of_critic.zero_grad()
-        (critic(generator(noise).detach()).square().mean() - critic(noise).mean()).backward()
-        of_critic.step()
-        of_generator.zero_grad()
+        fake = critic(generator(noise).detach())
+        take_step(of_critic, fake.square().mean() - critic(noise).mean())
         of_critic.zero_grad()
         critic.requires_grad_(step % 2 == 0)
-        (-critic(generator(noise)).mean()).backward()
-        of_generator.step()
+        take_step(of_generator, -critic(generator(noise)).mean())
         if step % 2 == 0:
             of_critic.synchronize()
         critic.requires_grad_(True)
     assert [compressor.step for compressor in compressors] == [4, 6]
-    for net in (generator, critic):
-        assert_same_everywhere(flat_parameters(net), f"gan.{scheme}")
+    assert_same_everywhere(generator, critic)
 
 
 def test_one_compressor_shared_by_two_optimizers():
@@ -213,19 +191,18 @@ def test_one_compressor_shared_by_two_optimizers():
     are different ones or the same."""
     compressor = QSGD(bucket_size=256)
     nets = [make_net(), make_net()]
-    first, second = (wrap(net, compressor) for net in nets)
-    for _ in range(2):
+    first, second = (wrap(net, compressor, f"{i}.") for i, net in enumerate(nets))
+    told = "one compressor serves one optimizer at a time"
+    for number in range(3):
         first.zero_grad()
-        backward(nets[0], 1, 0)
+        backward(nets[0])
         first.step()
-    with pytest.raises(RuntimeError, match="one compressor serves one optimizer at a time"):
-        backward(nets[1], 1, 0)
-    first.zero_grad()
-    backward(nets[0], 1, 0)
-    first.step()
-    assert_same_everywhere(flat_parameters(nets[0]), "shared")
-    again = wrap(nets[0], compressor)
-    with pytest.raises(RuntimeError, match="one compressor serves one optimizer at a time"):
+        if number == 1:
+            with pytest.raises(RuntimeError, match=told):
+                backward(nets[1])
+    assert_same_everywhere(gradients(nets[0]))
+    again = wrap(nets[0], compressor, "again.")
+    with pytest.raises(RuntimeError, match=told):
         again.synchronize()
     del second
     hvd.barrier()
@@ -237,13 +214,21 @@ def test_a_new_optimizer_takes_the_compressor_over():
     net = make_net()
     for net_of_epoch in (net, net, make_net(), make_net()):
         optimizer = wrap(net_of_epoch, compressor)
-        backward(net_of_epoch, 1, 0)
+        backward(net_of_epoch)
         optimizer.step()
-        assert_same_everywhere(flat_parameters(net_of_epoch), "taken over")
+        assert_same_everywhere(gradients(net_of_epoch))
         del optimizer
         if net_of_epoch is net:  # or the old one's hooks are called, too, as in stock Horovod
             gc.collect()
     assert compressor.step == 4
+
+
+def test_a_compressor_used_alone_first_finds_its_optimizer_later():
+    model, compressor = make_model(), ALQ(bits=8, bucket_size=100)
+    hvd.allreduce(torch.ones(2000) * hvd.rank(), compression=compressor, name="alone")
+    take_step(distributed(model, compressor), loss_of(model, batches(hvd.rank())()))
+    assert compressor._training.connection.layout is not None
+    assert_same_everywhere(model)
 
 
 @pytest.mark.parametrize("op", ["Adasum", "Min", "Max", "Product"])
@@ -251,10 +236,10 @@ def test_other_ops_are_refused(op):
     """By name, at the first gradient: nothing has been averaged, or stepped."""
     net = make_net()
     before = flat_parameters(net)
-    kept = wrap(net, QSGD(bucket_size=256), op=getattr(hvd, op))
-    message = rf"op=hvd\.{op}: must be hvd\.Average or hvd\.Sum to compress gradients"
-    with pytest.raises(ValueError, match=message):
-        backward(net, 1, 0)
+    kept = wrap(net, QSGD(bucket_size=256), f"{op}.", op=getattr(hvd, op))
+    message = rf"op=hvd\.{op}: must be hvd\.Average or hvd\.Sum"
+    with pytest.raises(ValueError, match=f"{message} to compress gradients"):
+        backward(net)
     # Adasum's optimizer moves a parameter before it asks for compression: that was taken back.
     assert torch.equal(flat_parameters(net), before)
     (group,) = kept.param_groups
@@ -265,14 +250,11 @@ def test_other_ops_are_refused(op):
 
 @pytest.mark.parametrize("op", ["Min", "Max", "Product"])
 def test_other_ops_of_hvd_allreduce_are_refused(op):
+    keywords = {"compression": QSGD(), "name": f"refused.{op}"}
     with pytest.raises(ValueError, match=rf"op=hvd\.{op}: must be hvd\.Average or hvd\.Sum"):
-        hvd.allreduce(
-            torch.ones(2000), compression=QSGD(), op=getattr(hvd, op), name=f"refused.{op}"
-        )
+        hvd.allreduce(torch.ones(2000), op=getattr(hvd, op), **keywords)
     with pytest.raises(ValueError, match="without other factors"):
-        hvd.allreduce(
-            torch.ones(2000), compression=QSGD(), prescale_factor=0.5, name=f"prescaled.{op}"
-        )
+        hvd.allreduce(torch.ones(2000), prescale_factor=0.5, **keywords)
 
 
 def test_a_group_with_a_missing_gradient_is_refused():
@@ -284,4 +266,26 @@ def test_a_group_with_a_missing_gradient_is_refused():
     with pytest.raises(ValueError, match=r"groups=.*no gradient"):
         net[2].weight.sum().backward()
     del optimizer
+    hvd.barrier()
+
+
+@pytest.mark.parametrize("scheme", [ALQ, ECDQ])
+def test_a_class_is_refused(scheme):
+    """``compression=ALQ``, at the first gradient, or without an optimizer."""
+    net = make_net()
+    optimizer = wrap(net, scheme)
+    told = rf"compression={scheme.__name__}: pass an instance, {scheme.__name__}\(\)"
+    with pytest.raises(ValueError, match=told):
+        backward(net)
+    assert not optimizer._handles, "nothing was sent"
+    with pytest.raises(ValueError, match=told):
+        hvd.allreduce(torch.ones(9), compression=scheme, name="by class")
+
+
+def test_groups_that_do_not_fit():
+    net, tuning = make_net(), Tuning(in_flight_bytes=4096)
+    optimizer = wrap(net, ALQ(bucket_size=2**20, tuning=tuning))
+    with pytest.raises(ValueError, match="scatter_reduce"):
+        backward(net)
+        optimizer.step()
     hvd.barrier()

@@ -5,8 +5,7 @@ from __future__ import annotations
 import horovod.torch as hvd
 import pytest
 import torch
-from conftest import assert_same_everywhere, make_model, train
-from rank_optimizers import distributed
+from training import assert_same_everywhere, distributed, make_model, take_step, train
 
 from hvd_adaptive import ALQ, QSGD
 
@@ -21,15 +20,16 @@ def test_a_part_without_samples_is_awaited():
     optimizer = distributed(named, compressor, lr=1e-3)
     versions = []
     for step in range(16):
-        optimizer.zero_grad()
         x = embedding(torch.tensor([hvd.rank(), 5]))
         weight = 0.0 if step == 0 and hvd.rank() == 1 else 1.0
-        (heads["a"](x).square().sum() + weight * heads["b"](x).square().sum()).backward()
-        optimizer.step()
+        take_step(optimizer, heads["a"](x).square().sum() + weight * heads["b"](x).square().sum())
         versions.append([compressor.parts[name].table_version for name in heads])
     assert versions[:3] == [[1, 1], [2, 2], [2, 2]]
-    assert not any(compressor._training.updates.due(step) for step in range(16, 100)), versions
-    assert_same_everywhere(heads["b"].weight.detach(), "b")
+    updates = compressor._training.updates
+    assert not any(updates.due(step) for step in range(16, 100)), versions
+    schedule = updates.schedule.state_dict()
+    assert hvd.allgather_object(schedule, name="schedules") == [schedule] * hvd.size()
+    assert_same_everywhere(heads["b"].weight)
 
 
 def test_without_an_optimizer():
@@ -39,7 +39,7 @@ def test_without_an_optimizer():
     expected = torch.linspace(-1, 1, 5000) * (hvd.size() + 1) / 2
     assert (result - expected).square().sum() < 0.01 * expected.square().sum()
     assert compressor.parts["0"].table_version == 1 and compressor.parts.default.table_version == 0
-    assert_same_everywhere(result, "parts.allreduce")
+    assert_same_everywhere(result)
     with pytest.raises(ValueError, match=r"parameter_bits: no optimizer.*named_parameters="):
         hvd.allreduce(values, compression=QSGD(parameter_bits={"*": 4}), name="parts.nameless")
 

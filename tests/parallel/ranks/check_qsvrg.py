@@ -5,7 +5,7 @@ from __future__ import annotations
 import horovod.torch as hvd
 import pytest
 import torch
-from conftest import assert_same_everywhere
+from training import assert_same_everywhere
 
 from hvd_adaptive.base.errors import RankMismatchError
 from hvd_adaptive.optim import QSVRG, HorovodRanks, Portion
@@ -33,9 +33,9 @@ def test_ranks_compute_what_one_process_does():
     start, keywords = torch.zeros(N, dtype=torch.float64), {"lr": 0.1, "iterations": 15, "seed": 4}
     spread = QSVRG(start, [portion(hvd.rank())], ranks=HorovodRanks(), **keywords)
     alone = QSVRG(start, [portion(rank) for rank in range(hvd.size())], **keywords)
-    for epoch in range(3):
+    for _ in range(3):
         assert torch.equal(spread.epoch(), alone.epoch())
-        assert_same_everywhere(spread.point, f"point.{epoch}")
+        assert_same_everywhere(spread.point)
     assert spread.bits.payloads == alone.bits.payloads
     assert torch.count_nonzero(spread.point) == N
 

@@ -7,51 +7,40 @@ import logging
 import horovod.torch as hvd
 import pytest
 import torch
-from conftest import assert_same_everywhere
-from rank_optimizers import distributed
+from training import assert_same_everywhere, distributed, mean, take_step
 
 from hvd_adaptive import ALQ, QSGD, ScatterReduce, Tuning, instances
 
 # Natural order of names would put the head first.
 SIZES = {"model.a": 5000, "model.b": 300, "model.c": 4000, "head": 2000}
-STEPS = 3
 TOLERANCE = 0.05
+ADAPTIVE = {"bits": 7, "norm": "linf"}
 CASES = {
-    "allgather": lambda **k: ALQ(bits=7, norm="linf", update_steps=[0, 2], **k),
-    "scatter": lambda **k: ALQ(
-        bits=7, norm="linf", exchange=ScatterReduce(second_stage_bits=8), **k
-    ),
-    "worker": lambda **k: ALQ(bits=7, norm="linf", tuning=Tuning(worker=True), **k),
+    "allgather": lambda **k: ALQ(update_steps=[0, 2], **ADAPTIVE, **k),
+    "scatter": lambda **k: ALQ(exchange=ScatterReduce(second_stage_bits=8), **ADAPTIVE, **k),
+    "worker": lambda **k: ALQ(tuning=Tuning(worker=True), **ADAPTIVE, **k),
     "feedback": lambda **k: QSGD(bits=8, norm="linf", error_feedback=0.5, **k),
 }
 
 
-def gradient(rank: int, step: int, name: str) -> torch.Tensor:
-    """What ``rank`` contributes; any rank can make it."""
-    seed = 100 * step + 10 * rank + list(SIZES).index(name)
-    return torch.randn(SIZES[name], generator=torch.Generator().manual_seed(seed))
-
-
-def trained(case: str, names: list[str], compare: bool = True) -> tuple[torch.Tensor, list]:
+def trained(case: str, names: list[str]) -> tuple[torch.Tensor, list]:
     """Train with parameters registered in this order; return them, and each group's members."""
     instances.start_over()
     compressor = CASES[case](bucket_size=128, fusion_bytes=16384)
     model = {name: torch.nn.Parameter(torch.zeros(SIZES[name])) for name in names}
     optimizer = distributed(model, compressor)
-    for step in range(STEPS):
-        optimizer.zero_grad()
-        loss = sum((p * gradient(hvd.rank(), step, name)).sum() for name, p in model.items())
-        loss.backward()
-        optimizer.step()
-        for name, parameter in model.items():
-            every = [gradient(rank, step, name).double() for rank in range(hvd.size())]
-            exact = torch.stack(every).mean(0)
-            error = (parameter.grad.double() - exact).norm() / exact.norm()
-            assert "feedback" in case or error < TOLERANCE, (step, name, float(error))
+    for step in range(3):
+        draw = torch.Generator().manual_seed(10 * step + hvd.rank())
+        own = {name: torch.randn(size, generator=draw) for name, size in SIZES.items()}
+        take_step(optimizer, sum((p * own[name]).sum() for name, p in model.items()))
+        for name in SIZES:
+            exact = mean(own[name])
+            error = (model[name].grad.double() - exact).norm() / exact.norm()
+            assert case == "feedback" or error < TOLERANCE, (step, name, float(error))
     layout = compressor._training.connection.layout
     groups = [sorted(layout.members[slot].name for slot in g.slots) for g in layout.groups]
     whole = torch.cat([model[name].detach() for name in SIZES])
-    assert_same_everywhere(whole, f"registration.{case}")
+    assert_same_everywhere(whole)
     return whole, groups
 
 

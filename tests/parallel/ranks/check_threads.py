@@ -8,9 +8,15 @@ import horovod.torch as hvd
 import numpy as np
 import pytest
 import torch
-from conftest import assert_same_everywhere, flat_parameters, make_model, train
-from gradient_schemes import assert_average, every_scheme, make
-from rank_optimizers import distributed
+from training import (
+    assert_average,
+    assert_same_everywhere,
+    distributed,
+    every_scheme,
+    make,
+    make_model,
+    train,
+)
 
 pytestmark = pytest.mark.gloo
 THREADS = 4
@@ -46,8 +52,7 @@ def test_one_models_backward_passes_side_by_side(scheme):
     def task(thread: int, step: int):
         def backward() -> None:
             order = np.random.default_rng([thread, step, hvd.rank()]).permutation(4)
-            for place in order:
-                number = 4 * thread + int(place)
+            for number in (4 * thread + order).tolist():
                 (model[names[number]].sum() * (number + 1) * (hvd.rank() + 1)).backward()
 
         return backward
@@ -55,11 +60,9 @@ def test_one_models_backward_passes_side_by_side(scheme):
     for step in range(4):
         optimizer.zero_grad()
         together([task(thread, step) for thread in range(THREADS)])
-        optimizer.synchronize()
+        optimizer.step()
         for number, name in enumerate(names):
             assert_average(model[name].grad, (number + 1) * (hvd.size() + 1) / 2)
-        with optimizer.skip_synchronize():
-            optimizer.step()
 
 
 @pytest.mark.parametrize("exchange", ["allgather", "scatter_reduce"])
@@ -68,10 +71,9 @@ def test_two_models_trained_side_by_side(exchange):
     models = [make_model(seed, width=60) for seed in (1, 2)]
     compressors = [make("alq", seed=seed, exchange=exchange, samples=3) for seed in (1, 2)]
     optimizers = [
-        distributed(model, compressor, prefix=f"{exchange}.net{i}.")
+        distributed(model, compressor, prefix=f"net{i}.")
         for i, (model, compressor) in enumerate(zip(models, compressors, strict=True))
     ]
-    together([lambda i=i: train(models[i], optimizers[i], 6, seed=i) for i in range(len(models))])
-    for i, model in enumerate(models):
-        assert_same_everywhere(flat_parameters(model), f"{exchange}.side.{i}")
-        assert compressors[i].parts.default.table_version >= 1
+    together([lambda i=i: train(models[i], optimizers[i], 6, seed=i) for i in range(2)])
+    assert_same_everywhere(*models)
+    assert all(compressor.parts.default.table_version >= 1 for compressor in compressors)

@@ -9,33 +9,25 @@ import time
 import horovod.torch as hvd
 import pytest
 import torch
-from conftest import assert_same_everywhere, flat_parameters, make_model, train
-from rank_optimizers import distributed
+from training import (
+    assert_same_everywhere,
+    distributed,
+    flat_parameters,
+    make_model,
+    train,
+    wait_for,
+)
 
-from hvd_adaptive import ALQ, ECDQ, QSGD, Hierarchical, Tuning, instances
+from hvd_adaptive import ALQ, Hierarchical, Tuning, instances
 from hvd_adaptive.run.arrivals import Arrivals
 from hvd_adaptive.run.step import Step
 
-STEPS = 3
+SMALL = {"bucket_size": 128, "min_numel": 10, "fusion_bytes": 2048}
 CASES = {
-    "allgather": lambda **k: ALQ(bits=3, exchange="allgather", **k),
-    "scatter_reduce": lambda **k: ALQ(bits=3, exchange="scatter_reduce", **k),
-    "hierarchical": lambda **k: ALQ(bits=3, exchange=Hierarchical(ranks_per_node=1), **k),
-    "feedback": lambda **k: QSGD(bits=4, error_feedback=0.5, **k),
-    "auto": lambda **k: QSGD(bits=2, error_feedback="auto", **k),
-    "parts": lambda **k: ALQ(scope="tensor", exchange="scatter_reduce", **k),
-    "ecdq": lambda **k: ECDQ(bits=2.0, **k),
+    "fits of parts": {"scope": "tensor", "exchange": "scatter_reduce"},
+    "nodes": {"exchange": Hierarchical(ranks_per_node=1)},
+    "feedback": {"error_feedback": "auto"},
 }
-
-
-def trained(case: str, worker: bool) -> torch.Tensor:
-    instances.start_over()
-    compressor = CASES[case](
-        bucket_size=128, min_numel=10, fusion_bytes=2048, tuning=Tuning(worker=worker)
-    )
-    model = make_model(width=64)
-    train(model, distributed(model, compressor), STEPS)
-    return flat_parameters(model)
 
 
 @pytest.fixture
@@ -43,7 +35,7 @@ def delays(monkeypatch):
     """Random delays wherever the worker and the program's thread meet."""
     numbers = random.Random(hvd.rank())
 
-    def delayed(name: str, of: type = Step):
+    def delay(of: type, name: str):
         method = getattr(of, name)
 
         def later(self, *arguments, **keywords):
@@ -53,48 +45,62 @@ def delays(monkeypatch):
 
         monkeypatch.setattr(of, name, later)
 
-    delayed("arrive", Arrivals)
+    delay(Arrivals, "arrive")
     for name in ("advance", "_start", "_advance", "launch_all", "result"):
-        delayed(name)
+        delay(Step, name)
 
 
 @pytest.mark.parametrize("case", CASES)
 def test_the_same_bits(case, delays):
-    without, found = trained(case, False), trained(case, True)
-    assert torch.equal(found, without)
-    assert_same_everywhere(found, f"worker.{case}")
+    found = []
+    for worker in (False, True):
+        instances.start_over()
+        model = make_model(width=64)
+        compressor = ALQ(tuning=Tuning(worker=worker), **SMALL, **CASES[case])
+        train(model, distributed(model, compressor), 3)
+        found.append(flat_parameters(model))
+    assert torch.equal(*found)
+    assert_same_everywhere(model)
 
 
 def test_groups_leave_while_the_backward_pass_goes_on():
     """The last hook finds averages of earlier groups decoded already."""
-    compressor = ALQ(
-        bucket_size=128,
-        min_numel=10,
-        fusion_bytes=2048,
-        tuning=Tuning(worker=True),
-        update_steps=(0,),
-    )
-    model = make_model()
+    compressor = ALQ(tuning=Tuning(worker=True), update_steps=(0,), **SMALL)
+    model, decoded = make_model(), []
     optimizer = distributed(model, compressor)
     train(model, optimizer, 1)
-    decoded = []
 
     def wait(gradient: torch.Tensor) -> None:
-        step, end = compressor._training.connection.drive.step, time.monotonic() + 30
-        while not step._returned and time.monotonic() < end:
-            time.sleep(0.01)
+        step = compressor._training.connection.drive.step
+        wait_for(lambda: step._returned)
         decoded.append(len(step._returned))
 
-    first = next(iter(model.parameters()))
-    handle = first.register_hook(wait)
+    next(iter(model.parameters())).register_hook(wait)
     train(model, optimizer, 1)
-    handle.remove()
     assert decoded[0] >= 1
 
 
+def test_groups_are_launched_in_hooks_without_a_worker():
+    """The agreement costs no overlap beyond the first gradient."""
+    weights = [torch.nn.Parameter(torch.zeros(2000)) for _ in range(3)]
+    compressor = ALQ(
+        update_steps=[], bucket_size=100, fusion_bytes=8000, tuning=Tuning(worker=False)
+    )
+    optimizer = distributed({f"roll.{i}": w for i, w in enumerate(weights)}, compressor)
+    weights[2].sum().backward()
+    drive = compressor._training.connection.drive
+    wait_for(lambda: drive.read.active)  # on a worker thread, as ranks agree for the first time
+    step = drive.step
+    assert not step._flying
+    weights[1].sum().backward()
+    assert len(step._flying) == 2
+    weights[0].sum().backward()
+    assert len(step._flying) == len(step.layout.groups)
+    optimizer.step()
+
+
 def test_the_thread_ends_when_the_compressor_is_closed():
-    compressor = ALQ(tuning=Tuning(worker=True))
-    model = make_model()
+    compressor, model = ALQ(tuning=Tuning(worker=True)), make_model()
     optimizer = distributed(model, compressor)
     train(model, optimizer, 2)
     thread = compressor._training.connection._driver._worker._thread

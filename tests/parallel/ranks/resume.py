@@ -5,14 +5,20 @@ python resume.py FOLDER whole|rest
 
 from __future__ import annotations
 
-import hashlib
 import sys
 from pathlib import Path
 
 import horovod.torch as hvd
 import torch
-from conftest import assert_same_everywhere, flat_parameters, make_model, rest_while_waiting, train
-from rank_optimizers import distributed
+from training import (
+    assert_same_everywhere,
+    begin,
+    distributed,
+    hash_of,
+    make_model,
+    residuals_of,
+    train,
+)
 
 from hvd_adaptive import ALQ, ECDQ, ORQ, QCS, QSGD, BinGrad, NaturalCompression, SparseSGD
 
@@ -36,33 +42,26 @@ CASES = {
 
 
 def main(folder: Path, part: str) -> None:
-    """Prints a hash of the parameters and residuals for each case."""
-    hvd.init()
-    rest_while_waiting()
-    torch.set_num_threads(1)
+    """Print a hash of the parameters and residuals for each case."""
+    begin()
     for case, construct in CASES.items():
         path = folder / f"{case}-{hvd.rank()}.pt"
-        model, compressor = make_model(), construct()
-        if case == "retry":
-            model[0].bias.data[:150] = -1e3
+        model, compressor = make_model(dead=150 * (case == "retry")), construct()
         optimizer = distributed(model, compressor, momentum=0.9)
+        parts = {"model": model, "optimizer": optimizer, "compressor": compressor}
         if part == "whole":
             if case == "set":
                 compressor.set(exchange="scatter_reduce", warmup_steps=2)
             train(model, optimizer, HALF, seed=1)
-            parts = {"model": model, "optimizer": optimizer, "compressor": compressor}
             torch.save({name: one.state_dict() for name, one in parts.items()}, path)
         else:
             state = torch.load(path, weights_only=True)
-            model.load_state_dict(state["model"])
-            optimizer.load_state_dict(state["optimizer"])
-            compressor.load_state_dict(state["compressor"])
+            for name, one in parts.items():
+                one.load_state_dict(state[name])
         train(model, optimizer, REST, seed=2)
-        flat = flat_parameters(model)
-        assert_same_everywhere(flat, case)
-        residuals = compressor.state_dict().get("residuals", {"parameters": {}})["parameters"]
-        whole = torch.cat([flat, *(residuals[name] for name in sorted(residuals))])
-        digest = hashlib.sha256(whole.numpy().tobytes()).hexdigest()
+        assert_same_everywhere(model)
+        residuals = residuals_of(compressor)
+        digest = hash_of(model, *(residuals[name] for name in sorted(residuals)))
         print(f"{case} rank={hvd.rank()} step={compressor.step} hash={digest}", flush=True)
 
 

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import faulthandler
 import functools
-import hashlib
 import json
 import os
 import signal
@@ -15,13 +14,10 @@ import sys
 import threading
 import time
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import horovod.torch as hvd
-import torch
-from conftest import batches, flat_parameters, make_model
-from rank_optimizers import distributed
+from training import batches, distributed, hash_of, loss_of, make_model
 
 from hvd_adaptive import ALQ, ECDQ, BinGrad
 from hvd_adaptive.transport.collectives import AllGather, AllToAll
@@ -47,24 +43,6 @@ PHASES: dict[str, tuple[type, str, bool]] = {
 }
 
 
-class Log:
-    """A rank's lines, each written at once."""
-
-    def __init__(self, folder: str) -> None:
-        self._path = Path(folder) / f"rank{hvd.rank()}.log"
-        self.write(pid=os.getpid())
-
-    def write(self, **line: Any) -> None:
-        with open(self._path, "a", encoding="utf-8") as file:
-            file.write(json.dumps(line) + "\n")
-
-
-def strike(log: Log, number: int) -> None:
-    """The end of this rank, or its pause."""
-    log.write(struck=time.time())
-    os.kill(os.getpid(), number)
-
-
 def lie_in_wait(phase: str, count: int, act: Callable[[], None]) -> None:
     """Call ``act`` at the count-th call of the phase's function."""
     kind, name, after = PHASES[phase]
@@ -87,11 +65,22 @@ def main() -> None:
     plan = json.loads(sys.argv[1])
     faulthandler.register(signal.SIGUSR1)  # accidents.py asks those that hang where they do
     hvd.init()
-    torch.set_num_threads(1)
-    log, model = Log(plan["folder"]), make_model()
+    model = make_model()
+
+    def log(**line: Any) -> None:
+        """Written at once."""
+        with open(f"{plan['folder']}/rank{hvd.rank()}.log", "a", encoding="utf-8") as file:
+            file.write(json.dumps(line) + "\n")
+
+    def strike(number: int) -> None:
+        """The end of this rank, or its pause."""
+        log(struck=time.time())
+        os.kill(os.getpid(), number)
+
+    log(pid=os.getpid())
     in_backward: dict[int, Callable[[], None]] = {}
     for blow in plan.get("blows", ()) if plan.get("rank") == hvd.rank() else ():
-        act = functools.partial(strike, log, signal.Signals[blow["signal"]])
+        act = functools.partial(strike, signal.Signals[blow["signal"]])
         if blow["phase"] == "any":
             timer = threading.Timer(blow["seconds"], act)
             timer.daemon = True
@@ -109,14 +98,13 @@ def main() -> None:
             hidden = model[:2](x)
             if step in in_backward:
                 hidden.register_hook(lambda gradient, act=in_backward[step]: act())
-            torch.nn.functional.cross_entropy(model[2:](hidden), y).backward()
+            loss_of(model[2:], (hidden, y)).backward()
             optimizer.step()
-            flat = flat_parameters(model).numpy().tobytes()
-            log.write(step=step, parameters=hashlib.sha256(flat).hexdigest())
+            log(step=step, parameters=hash_of(model))
     except BaseException as error:
-        log.write(error=type(error).__name__, told=str(error)[:300])
+        log(error=type(error).__name__, told=str(error)[:300])
         raise
-    log.write(done=True)
+    log(done=True)
 
 
 if __name__ == "__main__":

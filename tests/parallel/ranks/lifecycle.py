@@ -1,12 +1,11 @@
 """Programs for several ranks that start or end Horovod themselves (tests/parallel/test_lifecycle.py
-launches them by name): ``mpirun -np 2 python tests/parallel/lifecycle.py shutdown_and_init``."""
+launches them by name): ``mpirun -np 2 python tests/parallel/ranks/lifecycle.py subsets``."""
 
 from __future__ import annotations
 
 import contextlib
 import faulthandler
 import gc
-import hashlib
 import itertools
 import os
 import sys
@@ -15,8 +14,10 @@ import time
 import weakref
 
 import horovod.torch as hvd
+import pytest
 import torch
 from horovod.common.exceptions import HorovodInternalError
+from training import assert_same_everywhere, distributed, flat_parameters, hash_of, take_step
 
 from hvd_adaptive import ALQ, ECDQ, QSGD, BinGrad
 from hvd_adaptive.transport.horovod_world import HorovodWorld
@@ -32,36 +33,22 @@ def make_optimizer(compressor, **options):
     """A network of 3,000 and 50 parameters; the same on all ranks."""
     torch.manual_seed(0)
     net = torch.nn.Linear(60, 50)
-    optimizer = hvd.DistributedOptimizer(
-        torch.optim.SGD(net.parameters(), lr=0.1),
-        named_parameters=net.named_parameters(),
-        compression=compressor,
-        **options,
-    )
-    return net, optimizer
+    return net, distributed(net, compressor, **options)
 
 
 def train(net, optimizer, steps: int, rank: int | None = None) -> None:
     """On a rank's own data."""
-    rank = hvd.rank() if rank is None else rank
-    for step in range(steps):
-        optimizer.zero_grad()
-        x = torch.randn(8, 60, generator=torch.Generator().manual_seed(100 * step + rank))
-        net(x).square().mean().backward()
-        optimizer.step()
+    generator = torch.Generator().manual_seed(hvd.rank() if rank is None else rank)
+    for _ in range(steps):
+        take_step(optimizer, net(torch.randn(8, 60, generator=generator)).square().mean())
 
 
-def flat(tensors) -> torch.Tensor:
-    """One vector of a network's parameters, or of tensors."""
-    tensors = tensors.parameters() if isinstance(tensors, torch.nn.Module) else tensors
-    return torch.cat([tensor.detach().reshape(-1) for tensor in tensors])
-
-
-def check_same_everywhere(tensors, what: str = "", **where) -> None:
-    """Bit for bit, on all ranks (of a process set)."""
-    digest = torch.tensor(list(hashlib.sha256(flat(tensors).numpy().tobytes()).digest()))
-    everyone = hvd.allgather(digest[None], name="same", **where)
-    assert bool((everyone == digest).all()), f"{what}: they differ between ranks"
+def train_and_compare(construct, steps: int = 3, rank: int | None = None, **options):
+    """The network; parameters are the same on all ranks (of a process set)."""
+    net, optimizer = make_optimizer(construct(), **options)
+    train(net, optimizer, steps, rank)
+    assert_same_everywhere(net, **options)
+    return net
 
 
 def shutdown_and_init() -> None:
@@ -90,13 +77,11 @@ def shutdown_and_init() -> None:
             p.grad = None
         train(net, optimizer, 2)
         assert compressor.step == 4
-        check_same_everywhere(net)
+        assert_same_everywhere(net)
         hvd.shutdown()
         hvd.init()
-        new, optimizer = make_optimizer(compressor)
-        train(new, optimizer, 2)
+        train_and_compare(lambda same=compressor: same, 2)
         assert compressor.step == 6
-        check_same_everywhere(new)
         hvd.shutdown()
 
 
@@ -108,19 +93,14 @@ def subsets() -> None:
     hvd.init(comm=world.Split(0, key=-world.Get_rank()))
     assert hvd.rank() == world.Get_size() - 1 - world.Get_rank()
     for construct in SCHEMES.values():
-        net, optimizer = make_optimizer(construct())
-        train(net, optimizer, 3)
-        check_same_everywhere(net)
+        train_and_compare(construct)
     hvd.shutdown()
     half = world.Get_rank() % 2
     hvd.init(comm=world.Split(half, key=world.Get_rank()))
     assert hvd.size() == len(range(half, world.Get_size(), 2))
     for construct in (SCHEMES["qsgd"], SCHEMES["ecdq"]):
-        net, optimizer = make_optimizer(construct())
-        train(net, optimizer, 3, rank=world.Get_rank())
-        check_same_everywhere(net)
-        digests = world.allgather(flat(net).numpy().tobytes())
-        assert len(set(digests)) == 2
+        net = train_and_compare(construct, rank=world.Get_rank())
+        assert len(set(world.allgather(hash_of(net)))) == 2
     hvd.shutdown()
 
 
@@ -130,20 +110,12 @@ def static_process_sets() -> None:
     hvd.init(process_sets=[first, rest])
     mine = first if hvd.rank() == 0 else rest
     for construct in SCHEMES.values():
-        net, optimizer = make_optimizer(construct(), process_set=mine)
-        train(net, optimizer, 3)
-        check_same_everywhere(net, process_set=mine)
-        digest = torch.tensor(list(hashlib.sha256(flat(net).numpy().tobytes()).digest()))
-        everyone = hvd.allgather(digest[None], name="apart")
-        assert len({tuple(row) for row in everyone.tolist()}) == 2
+        net = train_and_compare(construct, process_set=mine)
+        assert len(set(hvd.allgather_object(hash_of(net), name="apart"))) == 2
     compressor = QSGD(bits=8, norm="linf", bucket_size=256, process_set=rest)
     if hvd.rank() == 0:
-        try:
+        with pytest.raises(RuntimeError, match="this rank is not a member of ProcessSet"):
             hvd.allreduce(torch.ones(2000), compression=compressor, name="of_rest")
-        except RuntimeError as error:
-            assert "this rank is not a member of ProcessSet" in str(error)
-        else:
-            raise AssertionError("rank 0 took part")
     else:
         values = torch.full((2000,), float(hvd.rank()))
         result = hvd.allreduce(values, compression=compressor, name="of_rest", process_set=rest)
@@ -162,7 +134,7 @@ def stalled() -> None:
     if hvd.rank() == 1:
         time.sleep(2.5)
     train(net, optimizer, 1)
-    check_same_everywhere(net)
+    assert_same_everywhere(net)
     hvd.shutdown()
 
 
@@ -176,11 +148,11 @@ def alone() -> None:
         net, optimizer = make_optimizer(compressor)
         exact = torch.nn.Linear(60, 50)
         exact.load_state_dict(net.state_dict())
-        start = flat(net)
+        start = flat_parameters(net)
         train(net, optimizer, 3)
         train(exact, torch.optim.SGD(exact.parameters(), lr=0.1), 3)
         assert compressor.step == (3 if elastic else 0), name
-        moved, expected = flat(net) - start, flat(exact) - start
+        moved, expected = (flat_parameters(of) - start for of in (net, exact))
         assert torch.equal(moved, expected) != elastic, name
         assert torch.nn.functional.cosine_similarity(moved, expected, dim=0) > 0.3, name
         result = hvd.allreduce(expected, compression=construct(), op=hvd.Sum, name=f"alone.{name}")
@@ -220,7 +192,7 @@ def closed() -> None:
             hvd.synchronize(handle)
         train(net, optimizer, 1)
         assert compressor.step == 4
-        check_same_everywhere(net)
+        assert_same_everywhere(net)
     hvd.shutdown()
 
 
@@ -244,17 +216,17 @@ def unlike_processors() -> None:
         codec = construct()
         payload = codec.encode(values, seed=1)
         whole = torch.cat([payload, codec.decode(payload).view(torch.uint8)])
-        digests[name] = hashlib.sha256(whole.numpy().tobytes()).hexdigest()
+        digests[name] = hash_of(whole)
     hvd.init()
     processor = os.environ.get("NUMBA_CPU_NAME"), torch.backends.cpu.get_cpu_capability()
     assert len(set(hvd.allgather_object(processor))) == 2
     one, other = hvd.allgather_object(digests)
     assert one == other
-    for name, construct in UNLIKE.items():
+    for construct in UNLIKE.values():
         net, optimizer = make_optimizer(construct())
         for _ in range(4):
             train(net, optimizer, 1)
-            check_same_everywhere([p.grad for p in net.parameters()], name)
+            assert_same_everywhere(*(p.grad for p in net.parameters()))
     hvd.shutdown()
 
 
@@ -266,11 +238,7 @@ def ended_in_flight() -> None:
 
     hvd.init()
     model = torch.nn.ParameterList(torch.ones(3) for _ in range(1000))
-    optimizer = hvd.DistributedOptimizer(
-        torch.optim.SGD(model.parameters(), lr=0.1),
-        named_parameters=model.named_parameters(),
-        compression=QSGD(bucket_size=256),
-    )
+    optimizer = distributed(model, QSGD(bucket_size=256))
     world, errors = HorovodWorld(), []
 
     def submit() -> None:
@@ -332,7 +300,6 @@ def main(names: list[str]) -> None:
     rank = os.environ.get("OMPI_COMM_WORLD_RANK", os.environ.get("HOROVOD_RANK"))
     if names == ["unlike_processors"] and rank == "1" and "NUMBA_CPU_NAME" not in os.environ:
         os.execve(sys.executable, [sys.executable, *sys.argv], os.environ | OLD_PROCESSOR)
-    torch.set_num_threads(1)
     faulthandler.dump_traceback_later(SECONDS)  # where it hangs, if it does
     for program in PROGRAMS:
         if program.__name__ in names:
