@@ -96,24 +96,23 @@ def test_averages_are_around_exact_ones(rank: int, ranks: int, label: str) -> No
 
 
 def test_none_counts_as_zeros(rank: int, ranks: int) -> None:
-    """None on one rank counts as zeros; None on all ranks stays None, and keeps its residual."""
-    for weight in (None, 1.0):
-        compressor = QSGD(bits=8, norm="linf", error_feedback=weight)
-        for step in range(4):
-            given: list = drawn(rank, step)
-            wanted = exact(ranks, step)
-            wanted[0] -= drawn(0, step)[0].double() / ranks
-            if rank == 0:
-                given[0] = None
-            given[2] = None
-            if step in (0, 2):
-                given[3] = None
-            averages = average(given, compressor)
-            assert averages[2] is None and (averages[3] is None) == (step in (0, 2))
-            for index in (0, 1, 3):
-                if averages[index] is not None:
-                    error = averages[index].double() - wanted[index]
-                    assert error.norm() < 0.05 * wanted[index].norm()
+    """None on one rank counts as zeros; None on all ranks stays None."""
+    compressor = QSGD(bits=8, norm="linf")
+    for step in range(4):
+        given: list = drawn(rank, step)
+        wanted = exact(ranks, step)
+        wanted[0] -= drawn(0, step)[0].double() / ranks
+        if rank == 0:
+            given[0] = None
+        given[2] = None
+        if step in (0, 2):
+            given[3] = None
+        averages = average(given, compressor)
+        assert averages[2] is None and (averages[3] is None) == (step in (0, 2))
+        for index in (0, 1, 3):
+            if averages[index] is not None:
+                error = averages[index].double() - wanted[index]
+                assert error.norm() < 0.05 * wanted[index].norm()
     assert average([None, None], compressor) == [None, None]
     assert compressor.step == 4
 
@@ -141,16 +140,21 @@ DIFFERENT = {
     "shape": r"tensors\[0\] is float32 \[60, 51\] on rank 0, float32 \[60, 50\] on rank",
     "dtype": r"tensors\[1\] is float64 \[50\] on rank 0, float32 \[50\] on rank",
     "gradient": r"tensors\[1\] is float32 \[50\], which requires a gradient on rank 0",
+    "settings": "bits is 5 on rank 0, 4 on rank",
 }
 
 
-@pytest.mark.parametrize("differs", DIFFERENT)
-def test_lists_that_differ(rank: int, differs: str) -> None:
+@pytest.mark.parametrize(
+    ("differs", "async_op"), [*((differs, False) for differs in DIFFERENT), ("number", True)]
+)
+def test_ranks_that_differ(rank: int, differs: str, async_op: bool) -> None:
     """All ranks raise, and can go on."""
     compressor = QSGD(bits=4)
     average(drawn(rank, 0), compressor)
     given: list = drawn(rank, 0)
-    if rank == 0:
+    if rank == 0 and differs == "settings":
+        compressor.set(bits=5)
+    elif rank == 0:
         given = {
             "number": given[:3],
             "shape": [torch.zeros(60, 51), *given[1:]],
@@ -158,14 +162,10 @@ def test_lists_that_differ(rank: int, differs: str) -> None:
             "gradient": [given[0], given[1].requires_grad_(), *given[2:]],
         }[differs]
     with pytest.raises(RankMismatchError, match=DIFFERENT[differs]):
-        average(given, compressor)
+        average(given, compressor, async_op=async_op).wait()
+    compressor.set(bits=4)
     average(drawn(rank, 0), compressor)
     assert compressor.step == 2
-
-
-def test_settings_that_differ(rank: int) -> None:
-    with pytest.raises(RankMismatchError, match="bits is 5 on rank 0, 4 on rank"):
-        average(drawn(rank, 0), QSGD(bits=5 if rank == 0 else 4))
 
 
 def test_asynchronous_calls(rank: int, ranks: int) -> None:
@@ -190,15 +190,6 @@ def test_asynchronous_calls(rank: int, ranks: int) -> None:
         assert torch.equal(one, other)
 
 
-def test_asynchronous_errors(rank: int) -> None:
-    compressor = QSGD(bits=4)
-    begun = average(drawn(rank, 0)[: 2 + (rank == 0)], compressor, async_op=True)
-    with pytest.raises(RankMismatchError, match="their number"):
-        begun.wait()
-    with pytest.raises(ValueError, match="async_op=True"):
-        average([torch.ones(3, requires_grad=True)], compressor, async_op=True)
-
-
 def test_gradients_are_averaged(rank: int, ranks: int) -> None:
     """Gradients are the exact averages of the ranks' gradients, as stock's are.
 
@@ -218,6 +209,8 @@ def test_gradients_are_averaged(rank: int, ranks: int) -> None:
     assert compressor.step == 1
     with torch.no_grad():
         assert not average(drawn(rank, 0), compressor)[0].requires_grad
+    with pytest.raises(ValueError, match="async_op=True"):
+        average([own[0]], compressor, async_op=True)
 
 
 def test_a_run_resumes(rank: int) -> None:

@@ -28,26 +28,33 @@ RANKS = dist.get_world_size()
 STEPS, REPLICA_STEPS = 20, 50
 
 
-@pytest.mark.parametrize("name", ["sgd", "adam"])
+OPTIMIZERS = {
+    "sgd": lambda parameters: torch.optim.SGD(parameters, 0.4),
+    "adam": lambda parameters: torch.optim.Adam(parameters, 0.01),
+}
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
 def test_a_training_is_float32s(name):
     """STEPS steps of 4 bits end near those of FSDP's own reduce-scatter, on all ranks alike."""
-    make_optimizer = {
-        "sgd": lambda p: torch.optim.SGD(p, 0.4),
-        "adam": lambda p: torch.optim.Adam(p, 0.01),
-    }[name]
     losses = []
     for compresses in (False, True):
         model = sharded(make())
         if compresses:
             compress_reduce_scatter(model, EDEN(bits=4, bucket_size=1024))
-        optimizer = make_optimizer(model.parameters())
-        for step in range(STEPS):
-            optimizer.zero_grad()
-            loss = backward(model, step)
-            optimizer.step()
-        losses.append(float(torch.stack(gathered(loss)).mean()))
+        loss = train(model, OPTIMIZERS[name](model.parameters()), range(STEPS))
+        losses.append(float(gathered(loss).mean()))
     assert losses[1] == pytest.approx(losses[0], rel=0.1) and losses[0] < 2.3
     assert_same_everywhere(*(p.full_tensor() for p in model.parameters()))
+
+
+def train(model, optimizer, steps) -> torch.Tensor:
+    """The last loss."""
+    for step in steps:
+        optimizer.zero_grad()
+        loss = backward(model, step)
+        optimizer.step()
+    return loss
 
 
 @pytest.mark.parametrize("way", ["own", "dcp"])
@@ -59,12 +66,6 @@ def test_a_run_resumes(way, tmp_path_factory):
         compressor = ALQ(bits=3, bucket_size=256, update_steps=[0, 3])
         compressed = compress_reduce_scatter(model, compressor)
         return model, compressed, torch.optim.SGD(model.parameters(), 0.1)
-
-    def train(model, optimizer, steps):
-        for step in steps:
-            optimizer.zero_grad()
-            backward(model, step)
-            optimizer.step()
 
     def local(model):
         return [p.to_local().clone() for p in model.parameters()]
@@ -171,9 +172,7 @@ def test_a_corrupt_payload_stops_all_ranks(how, lengths, monkeypatch):
     for name, parameter in model.named_parameters():
         assert torch.equal(parameter.full_tensor(), dict(net.named_parameters())[name]), name
     assert compressor.step == 0
-    optimizer.zero_grad()
-    backward(model, 0)
-    optimizer.step()
+    train(model, optimizer, [0])
     assert_close(whole(model), exact(net, 0))
     assert compressor.step == 1
 
@@ -246,12 +245,9 @@ def test_replicas(name):
     else:
         compressed = compress_all_reduce(model, SCHEMES[name](), mesh["nodes"].get_group())
     optimizer = torch.optim.SGD(model.parameters(), 0.1)
-    for step in range(REPLICA_STEPS):
-        optimizer.zero_grad()
-        backward(model, step)
-        optimizer.step()
-        if step == 0:
-            assert_close(whole(model), exact(net, 0), 0.02 if name is None else 0.05)
+    train(model, optimizer, [0])
+    assert_close(whole(model), exact(net, 0), 0.02 if name is None else 0.05)
+    train(model, optimizer, range(1, REPLICA_STEPS))
     assert compressed.compressor.step == REPLICA_STEPS
     assert_same_everywhere(*(p.full_tensor() for p in model.parameters()))
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gc
 import io
-import logging
 import weakref
 
 import pytest
@@ -23,24 +22,6 @@ from hvd_adaptive.transport.torch_world import TorchWorld
 RANK, RANKS = dist.get_rank(), dist.get_world_size()
 
 
-def test_training_with_updates():
-    """Tables are fitted three times, the loss falls, ranks stay equal, no rank's table differs."""
-    net, compressor = make_net(), ALQ(bits=3, bucket_size=1024, update_steps=[0, 2, 5])
-    model, _ = wrap(net, compressor, bucket_cap_mb=0.05)
-    optimizer = torch.optim.SGD(net.parameters(), lr=0.1, momentum=0.9)
-    losses = []
-    for step in range(40):
-        losses.append(backward(model, step % 2))
-        optimizer.step()
-    assert sum(losses[-4:]) < 0.7 * sum(losses[:4])
-    assert compressor.parts.default.table_version == 3
-    assert_same_everywhere(net, compressor.levels)
-    report = compressor.report()
-    assert report["coordinates"] == sum(p.numel() for p in net.parameters())
-    assert 3 < report["bits_per_coordinate"] < 4.2
-    assert report["wire_bytes"] == report["payload_bytes"] * (RANKS - 1)
-
-
 def test_settings_change_while_training():
     """A schedule's bits hold from its step on, and buckets are laid out anew."""
     net, bits = make_net(), []
@@ -51,6 +32,8 @@ def test_settings_change_while_training():
         backward(model, step)
         bits.append(round(state.compressor.report()["bits_per_coordinate"]))
     assert [b - bits[0] for b in bits] == [0, 0, 3, 3, 5]
+    report = state.report()
+    assert report["wire_bytes"] == report["payload_bytes"] * (RANKS - 1)
     binding = state.session._binding
     sizes = binding.stock_sizes(binding.layout)  # as a monitor compares
     assert len(sizes) > 1 and sum(sizes) == sum(p.numel() for p in net.parameters())
@@ -161,34 +144,6 @@ def test_saved_and_loaded(weight):
     run(range(3, 6), resumed, loaded["state"])
     for a, b in zip(whole.parameters(), resumed.parameters(), strict=True):
         assert torch.equal(a, b)
-
-
-def test_a_backward_that_is_cut_off(caplog):
-    """An error in the middle of backward, on every rank: the next model goes on."""
-    net, group = make_net(), dist.new_group()
-    compressor = QSGD(bits=4, error_feedback=0.1)
-    model, state = wrap(net, compressor, named=False, group=group, bucket_cap_mb=0.05)
-    for step in range(2):
-        backward(model, step)
-
-    def fail(gradient):
-        raise KeyError("in the middle")
-
-    handle = net[0].weight.register_hook(fail)
-    with pytest.raises(KeyError):
-        backward(model, 2)
-    handle.remove()
-    other = make_net()
-    again = nn.parallel.DistributedDataParallel(other, process_group=group, bucket_cap_mb=0.05)
-    again.register_comm_hook(state, compression_hook)
-    with caplog.at_level(logging.WARNING):
-        backward(again, 3)
-    assert not caplog.records
-    assert compressor.step == 3
-    report = compressor.report()
-    if state.session.exchange == "allgather":  # what was given up has been sent, too
-        assert report["wire_bytes"] > report["payload_bytes"] * (RANKS - 1)
-    assert_same_everywhere(*(p.grad for p in other.parameters()))
 
 
 def test_buckets_that_change_in_the_middle_of_a_step():

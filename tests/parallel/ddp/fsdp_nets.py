@@ -64,7 +64,7 @@ def exact(net: nn.Module, *steps: int) -> dict[str, torch.Tensor]:
     for step in steps:
         backward(plain, step)
     grads = {n: p.grad for n, p in plain.named_parameters() if p.grad is not None}
-    return {name: torch.stack(gathered(g)).double().mean(0) for name, g in grads.items()}
+    return {name: gathered(g).double().mean(0) for name, g in grads.items()}
 
 
 def whole(model: nn.Module) -> dict[str, torch.Tensor]:

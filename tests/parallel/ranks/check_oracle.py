@@ -80,21 +80,6 @@ OPTIONS = {
     "averages as they are": {"second_stage_bits": 32},
     "averages as by default": {"second_stage_bits": None},
 }
-MODELS = {
-    "layers without biases": [(64, 64)] * 24,
-    "layers with biases": [(64, 64), (64,)] * 12,
-}
-MLP = [(256, 784), (256,), (256, 256), (256,), (10, 256), (10,)]
-# Groups that are gathered, from five layers each: a layer of a quarter of a group travels alone.
-FUSION = {"fusion_bytes": 5 * 4 * 64 * 64 + 4096}
-IN_MODELS = {
-    "defaults": {},
-    "several groups": FUSION,
-    "warm-up": FUSION | {"warmup_steps": 2},
-    "no least size": FUSION | {"min_numel": 0},
-    "bits": FUSION | {"parameter_bits": {"*.2": 4, "*.4": None}},
-    "tail": FUSION | {"tail": "full"},
-}
 
 
 def trained(case: Case) -> tuple[list[str], str]:
@@ -194,20 +179,6 @@ def test_what_auto_chooses(name, fastest):
         pytest.skip("no candidate between 2 ranks")
     shared = AS_IT_IS | {"exchange": "auto", "second_stage_bits": 8}
     judged(name, shared | (TABLES | OTHERS)[name], shapes=SHAPES, fastest=fastest)
-
-
-@pytest.mark.parametrize("way", WAYS)
-@pytest.mark.parametrize("option", IN_MODELS)
-@pytest.mark.parametrize("model", MODELS)
-def test_models(model, option, way):
-    keywords = {"bits": 8, "norm": "linf", "bucket_size": 512} | WAYS[way] | IN_MODELS[option]
-    judged("QSGD", keywords, shapes=MODELS[model], law="normal")
-
-
-@pytest.mark.parametrize("way", WAYS)
-def test_an_mlp_whose_last_layer_is_in_a_partial_bucket(way):
-    """Defaults, and an adaptive table."""
-    judged("ALQ", {"bits": 6} | WAYS[way], shapes=MLP, law="student")
 
 
 @pytest.mark.parametrize("part", range(PARTS))
