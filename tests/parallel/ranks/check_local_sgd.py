@@ -5,7 +5,6 @@ from __future__ import annotations
 import horovod.torch as hvd
 import local_rounds
 import pytest
-from changed_groups import *  # noqa: F403
 from fragment_rounds import *  # noqa: F403
 from list_averages import MAKERS
 from local_rounds import *  # noqa: F403
