@@ -53,9 +53,9 @@ PHASES = {
 }
 
 
-# A stack that ends in Horovod's own wait for an operation, which is for ever. Stock Horovod can lose
-# one that is enqueued while its background thread ends: who enqueues asks whether Horovod is shut
-# down, and adds to a table that may have been cleared meanwhile.
+# A stack that ends in Horovod's own wait for an operation, which may be for ever. Stock Horovod can
+# lose one that is enqueued while its background thread ends: who enqueues asks whether Horovod is
+# shut down, and adds to a table that may have been cleared meanwhile.
 LOST = re.compile(
     r'hread \S+.*\(most recent call first\):\n  File "[^"]*horovod/torch/mpi_ops\.py", line \d+ in '
 )

@@ -7,13 +7,14 @@ from __future__ import annotations
 import horovod.torch as hvd
 import pytest
 import torch
-from training import assert_same_everywhere, distributed
+from nets import Given
+from training import assert_same_everywhere, distributed, mean
 
 from hvd_adaptive import ALQ, Auto, Hierarchical, ScatterReduce
 
 pytestmark = pytest.mark.ranks
 
-SIZES = {"w": 9000, "b": 700, "v": 4100}
+SIZES = (9000, 700, 4100)
 STEPS = 4  # two fits, and a step after each
 # 7 bits under L-infinity: far below the error of another optimizer's or step's gradient, above 1.
 TOLERANCE = 0.05
@@ -25,47 +26,38 @@ EXCHANGES = {
 }
 
 
-def gradient(rank: int, net: int, step: int, name: str) -> torch.Tensor:
-    """What ``rank`` contributes; any rank can make it."""
-    seed = 1000 * step + 100 * net + 10 * rank + list(SIZES).index(name)
-    return torch.randn(SIZES[name], generator=torch.Generator().manual_seed(seed))
+def gradients(net: int, step: int) -> list[torch.Tensor]:
+    """What this rank contributes."""
+    draw = torch.Generator().manual_seed(100 * step + 10 * net + hvd.rank())
+    return [torch.randn(size, generator=draw) for size in SIZES]
 
 
 class Pair:
     """Two networks, each with an optimizer and a compressor."""
 
-    def __init__(self, exchange: str, **keywords) -> None:
-        keywords = {"update_steps": [0, 2], "fusion_bytes": 20_000, "bucket_size": 512} | keywords
-        own = {"bits": 7, "norm": "linf", "exchange": EXCHANGES[exchange]}
-        self.compressors = [ALQ(**own, **keywords) for _ in range(2)]
-        self.models = [
-            {name: torch.nn.Parameter(torch.zeros(size)) for name, size in SIZES.items()}
-            for _ in range(2)
-        ]
-        self.optimizers = [
-            distributed(model, compressor, prefix=f"order{net}.")
-            for net, (model, compressor) in enumerate(
-                zip(self.models, self.compressors, strict=True)
-            )
-        ]
+    def __init__(self, exchange: str) -> None:
+        keywords = {"bits": 7, "norm": "linf", "bucket_size": 512, "fusion_bytes": 20_000}
+        keywords |= {"update_steps": [0, 2], "exchange": EXCHANGES[exchange]}
+        self.models, self.compressors, self.optimizers = [], [], []
+        for net in (0, 1):
+            self.models.append(Given(SIZES))
+            self.compressors.append(ALQ(**keywords))
+            prefix = f"order{net}."
+            optimizer = distributed(self.models[-1], self.compressors[-1], prefix=prefix)
+            self.optimizers.append(optimizer)
 
     def backward(self, net: int, step: int) -> None:
         self.optimizers[net].zero_grad()
-        weights = self.models[net].items()
-        sum((p * gradient(hvd.rank(), net, step, name)).sum() for name, p in weights).backward()
+        self.models[net](gradients(net, step)).backward()
 
     def check(self, step: int) -> None:
         """Averages of both are right."""
         for net, model in enumerate(self.models):
-            for name, parameter in model.items():
-                every = [gradient(r, net, step, name).double() for r in range(hvd.size())]
-                wanted = torch.stack(every).mean(0)
+            for parameter, own in zip(model.parameters(), gradients(net, step), strict=True):
+                wanted = mean(own)
                 error = (parameter.grad.double() - wanted).norm() / wanted.norm()
-                assert error < TOLERANCE, (net, step, name, float(error))
+                assert error < TOLERANCE, (net, step, float(error))
                 assert_same_everywhere(parameter.grad)
-
-    def versions(self) -> list[int]:
-        return [compressor.parts.default.table_version for compressor in self.compressors]
 
 
 def order() -> list[int]:
@@ -85,7 +77,8 @@ def test_steps_in_another_order_on_each_rank(exchange, first):
             pair.optimizers[net].step()
         pair.check(step)
     if exchange != "auto":  # which may send all of it as it is
-        assert pair.versions() == [0 if exchange == "node" else 2] * 2  # nodes quantise nothing
+        fits = 0 if exchange == "node" else 2  # nodes quantise nothing
+        assert [c.parts.default.table_version for c in pair.compressors] == [fits, fits]
 
 
 def test_a_step_before_the_other_backward_pass():
