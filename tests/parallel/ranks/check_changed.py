@@ -16,7 +16,7 @@ from training import (
     make_model,
     mean,
     residuals_of,
-    train,
+    trained,
 )
 
 from hvd_adaptive import ALQ, QSGD, Hierarchical, RankMismatchError, ScatterReduce
@@ -65,9 +65,8 @@ CHANGES = [
 def test_the_model_changes_its_dtype_with_residuals(exchange, fusion_bytes, dtype, caplog):
     """Residuals go on, by parameters' names."""
     keywords = {"bits": 4, "norm": "linf", "bucket_size": 512, "fusion_bytes": fusion_bytes}
-    model, compressor = make_model(), QSGD(error_feedback=1.0, **keywords, **EXCHANGES[exchange])
-    optimizer = distributed(model, compressor)
-    train(model, optimizer, 2)
+    compressor = QSGD(error_feedback=1.0, **keywords, **EXCHANGES[exchange])
+    model, optimizer = trained(compressor, 2)
     assert any(bool(r.any()) for r in residuals_of(compressor).values())
     for of in (dtype, dtype, torch.float32):
         model.to(of)
@@ -82,16 +81,13 @@ def test_the_model_changes_its_dtype(exchange, fusion_bytes, dtype):
     """Nothing is lost but the rounding to 127 levels of a bucket's largest coordinate: a share of
     4/127 of the norm where that is four times the root mean square."""
     keywords = {"bits": 8, "norm": "linf", "bucket_size": 128, "fusion_bytes": fusion_bytes}
-    model, compressor = make_model(), QSGD(**keywords, **EXCHANGES[exchange])
-    optimizer = distributed(model, compressor)
-    train(model, optimizer, 2)
+    compressor = QSGD(**keywords, **EXCHANGES[exchange])
+    model, optimizer = trained(compressor, 2)
     check_a_step(model.to(dtype), optimizer, compressor, 4 / 127)
 
 
 def test_one_rank_alone_changes_its_dtype():
-    model = make_model()
-    optimizer = distributed(model, QSGD())
-    train(model, optimizer, 2)
+    model, optimizer = trained(QSGD(), 2)
     dtype = torch.float64 if hvd.rank() == 0 else torch.float32
     model.to(dtype)
     x, y = batches(hvd.rank())()

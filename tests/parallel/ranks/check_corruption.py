@@ -19,9 +19,9 @@ from training import (
     flat_parameters,
     learn,
     loss_of,
-    make_model,
     restart,
     train,
+    trained,
 )
 
 from hvd_adaptive import ALQ, QSGD, PayloadError, Tuning
@@ -62,9 +62,8 @@ def inject(monkeypatch, stage: type, damage: Callable) -> None:
 def test_damage_is_told_on_every_rank(stage, checksum, monkeypatch):
     """Without a checksum, what no decoder notices is averaged, the same on every rank."""
     exchange, kind = STAGES[stage]
-    model, tuning = make_model(), Tuning(checksum=checksum)
-    optimizer = distributed(model, ALQ(bucket_size=512, exchange=exchange, tuning=tuning))
-    train(model, optimizer, 1)
+    tuning = Tuning(checksum=checksum)
+    model, optimizer = trained(ALQ(bucket_size=512, exchange=exchange, tuning=tuning), 1)
     for damage in (flipped, truncated, gone):
         is_told, before = checksum or damage is not flipped, flat_parameters(model)
         with monkeypatch.context() as patch:
@@ -81,9 +80,7 @@ def test_damage_is_told_on_every_rank(stage, checksum, monkeypatch):
 
 def test_payloads_of_another_group_are_refused(monkeypatch):
     """Two groups' payloads in each other's place: whole, checksums right."""
-    model = make_model()
-    optimizer = distributed(model, ALQ(bucket_size=512, fusion_bytes=60_000))
-    train(model, optimizer, 1)
+    model, optimizer = trained(ALQ(bucket_size=512, fusion_bytes=60_000), 1)
     submit, first = AllGather.submit, []
 
     def late(self, world, name):
@@ -101,9 +98,7 @@ def test_payloads_of_another_group_are_refused(monkeypatch):
 
 def test_as_the_page_says(monkeypatch):
     """docs/failures.md: how to go on."""
-    model = make_model()
-    optimizer = distributed(model, QSGD(bits=8, norm="linf", error_feedback=0.5))
-    train(model, optimizer, 1)
+    model, optimizer = trained(QSGD(bits=8, norm="linf", error_feedback=0.5), 1)
     with monkeypatch.context() as patch:
         corrupt_alone.inject(patch, gone, 0, 0)
         optimizer.zero_grad()

@@ -7,7 +7,7 @@ import pytest
 import torch
 from feedback_doors import *  # noqa: F403
 from feedback_doors import CASES
-from training import assert_same_everywhere, distributed, make_model, train
+from training import assert_same_everywhere, distributed, make_model, train, trained
 
 from hvd_adaptive import QSGD, Tuning
 from hvd_adaptive.transport.horovod_world import HorovodWorld
@@ -15,8 +15,8 @@ from hvd_adaptive.transport.horovod_world import HorovodWorld
 
 def test_one_ranks_state_on_all_ranks(caplog):
     """Rank 0's checkpoint: the others start from zero and say so."""
-    model, compressor = make_model(), CASES["alq"]()
-    train(model, distributed(model, compressor), 2)
+    compressor = CASES["alq"]()
+    model, _ = trained(compressor, 2)
     state = hvd.broadcast_object(compressor.state_dict(), 0, name="state")
     new = CASES["alq"]()
     new.load_state_dict(state)
@@ -46,11 +46,9 @@ def test_ranks_share_the_weights(worker, monkeypatch):
     """Though their gradients differ; and no collective is added to a step."""
     counts = []
     for feedback in (None, "auto"):
-        model = make_model()
         keywords = {"error_feedback": feedback, "tuning": Tuning(worker=worker)}
         compressor = QSGD(bits=2, bucket_size=64, **keywords)
-        optimizer = distributed(model, compressor)
-        train(model, optimizer, 2)
+        model, optimizer = trained(compressor, 2)
         names = gathers(monkeypatch)
         weights = []
         for _ in range(3):

@@ -19,6 +19,7 @@ from training import (
     make_model,
     residuals_of,
     train,
+    trained,
     wait_for,
 )
 
@@ -98,9 +99,7 @@ def test_a_step_that_is_given_up_with_its_optimizer(monkeypatch):
     """The next optimizer's groups have the names of the last one's."""
     compressor = ALQ(bits=8, update_steps=[], fusion_bytes=20_000)
     for _ in range(3):
-        model = make_model()
-        optimizer = distributed(model, compressor)
-        train(model, optimizer, 2)
+        model, optimizer = trained(compressor, 2)
         assert_same_everywhere(model)
         tear(model, optimizer, compressor, monkeypatch)
         del model, optimizer
@@ -112,9 +111,8 @@ def test_a_step_that_is_given_up_leaves_residuals_alone(monkeypatch):
     for torn in (False, True):
         instances.start_over()
         keywords = {"bucket_size": 64, "error_feedback": 0.15, "fusion_bytes": 20_000}
-        model, compressor = make_model(), QSGD(bits=2, **keywords)
-        optimizer = distributed(model, compressor)
-        train(model, optimizer, 2)
+        compressor = QSGD(bits=2, **keywords)
+        model, optimizer = trained(compressor, 2)
         before = residuals_of(compressor)
         if torn:
             tear(model, optimizer, compressor, monkeypatch, senders=range(hvd.size()))

@@ -18,19 +18,12 @@ from training import (
     make_model,
     restart,
     train,
+    trained,
     wait_for,
 )
 
 import hvd_adaptive
-from hvd_adaptive import (
-    ALQ,
-    QSGD,
-    Hierarchical,
-    Monitor,
-    RankMismatchError,
-    ScatterReduce,
-    Tuning,
-)
+from hvd_adaptive import ALQ, QSGD, Hierarchical, Monitor, RankMismatchError, ScatterReduce, Tuning
 from hvd_adaptive.hooks.horovod import agreement
 from hvd_adaptive.hooks.horovod.placeholder import position
 from hvd_adaptive.run import agreement as run_agreement
@@ -173,9 +166,8 @@ def test_a_rank_without_compression(monkeypatch):
 @pytest.mark.parametrize("change", ["set apart", "set alone", "changed in place"])
 def test_ranks_that_differ_later(change):
     """In training; also a compressor whose settings are not bound anew."""
-    model, compressor = make_model(), ALQ(bits=3, seed=next(SEEDS), update_steps=[])
-    optimizer = distributed(model, compressor)
-    train(model, optimizer, 1)
+    compressor = ALQ(bits=3, seed=next(SEEDS), update_steps=[])
+    model, optimizer = trained(compressor, 1)
     connection, told = compressor._training.connection, "bits is 4 on rank 0, "
     if change == "set apart":
         compressor.set(bits=4 + hvd.rank())
@@ -218,9 +210,8 @@ def test_update_steps_that_will_differ(keywords):
 
 def test_different_steps_and_training_after_them():
     """The step that failed is given up: nothing of it is waited for, or mixed with the next."""
-    model, compressor = make_model(), ALQ(update_steps=[], seed=next(SEEDS))
-    optimizer = distributed(model, compressor)
-    train(model, optimizer, 1)
+    compressor = ALQ(update_steps=[], seed=next(SEEDS))
+    model, optimizer = trained(compressor, 1)
     if hvd.rank() == 0:
         compressor.step += 1
     told = r"disagree on the step: its number is 2 on rank 0, 1 on ranks? 1"

@@ -18,6 +18,7 @@ from training import (
     restart,
     take_step,
     train,
+    trained,
 )
 
 from hvd_adaptive import ALQ, ECDQ, QSGD, RankMismatchError, ScatterReduce
@@ -35,8 +36,8 @@ SCHEMES = {
 
 def veteran(scheme: str, steps: int = 3, **keywords):
     """The state of a compressor that all ranks have trained with."""
-    model, compressor = make_model(), SCHEMES[scheme](seed=next(SEEDS), **keywords)
-    train(model, distributed(model, compressor), steps)
+    compressor = SCHEMES[scheme](seed=next(SEEDS), **keywords)
+    trained(compressor, steps)
     return compressor.state_dict(), compressor.parts.default.table_version
 
 

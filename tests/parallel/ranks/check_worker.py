@@ -6,7 +6,7 @@ from __future__ import annotations
 import threading
 
 import torch
-from training import distributed, make_model, train, wait_for
+from training import distributed, make_model, train, trained, wait_for
 
 from hvd_adaptive import ALQ, Tuning
 
@@ -16,9 +16,8 @@ SMALL = {"bucket_size": 128, "min_numel": 10, "fusion_bytes": 2048}
 def test_groups_leave_while_the_backward_pass_goes_on():
     """The last hook finds averages of earlier groups decoded already."""
     compressor = ALQ(tuning=Tuning(worker=True), update_steps=(0,), **SMALL)
-    model, decoded = make_model(), []
-    optimizer = distributed(model, compressor)
-    train(model, optimizer, 1)
+    decoded = []
+    model, optimizer = trained(compressor, 1)
 
     def wait(gradient: torch.Tensor) -> None:
         step = compressor._training.connection.drive.step

@@ -109,6 +109,14 @@ def train(model, optimizer, steps: int, seed: int = 0) -> None:
         take_step(optimizer, loss_of(model, batch()))
 
 
+def trained(compressor, steps: int):
+    """A model and its optimizer."""
+    model = make_model()
+    optimizer = distributed(model, compressor)
+    train(model, optimizer, steps)
+    return model, optimizer
+
+
 def learn(model, optimizer, steps: int = 16) -> float:
     """Train on one batch a rank; what is left of the loss (last over first), mean of all ranks.
 
