@@ -8,7 +8,7 @@ import itertools
 import pytest
 import torch
 from damage import flipped, gone, truncated
-from nets import Door, Gather, flat_parameters, is_same, make_net, train
+from nets import flat_parameters, is_same, make_net, train
 
 from hvd_adaptive import ECDQ, QSGD, Hierarchical, PayloadError, Tuning
 from hvd_adaptive.transport.collectives import AllGather, AllToAll
@@ -56,16 +56,7 @@ def inject(monkeypatch, damage, rank, turn) -> list:
 @pytest.mark.parametrize("turn", [1, 0, 3])
 @pytest.mark.parametrize("scheme", MAKE)
 @pytest.mark.parametrize("exchange", EXCHANGES)
-def test_every_rank_raises_the_same(
-    door: Door,
-    rank: int,
-    ranks: int,
-    gather: Gather,
-    exchange: str,
-    scheme: str,
-    turn: int,
-    monkeypatch,
-) -> None:
+def test_every_rank_raises_the_same(door, rank, ranks, gather, exchange, scheme, turn, monkeypatch):
     keywords = EXCHANGES[exchange] | {"seed": next(SEEDS), "fusion_bytes": 20_000}
     if ranks % getattr(keywords["exchange"], "ranks_per_node", 1):
         pytest.skip("ranks do not fill nodes")

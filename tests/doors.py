@@ -10,7 +10,7 @@ from tempfile import TemporaryDirectory
 
 import pytest
 import torch
-from nets import Door, Gather, Given, flat_parameters, is_same, make_net, train
+from nets import Given, flat_parameters, is_same, make_net, train
 from torch import nn
 
 from hvd_adaptive import (
@@ -49,9 +49,7 @@ def told(caplog: pytest.LogCaptureFixture) -> list[str]:
 
 @pytest.mark.parametrize("worker", [True, False])
 @pytest.mark.parametrize("frozen", [True, False])
-def test_replicas_that_differ(
-    door: Door, rank: int, ranks: int, worker: bool, frozen: bool, caplog
-) -> None:
+def test_replicas_that_differ(door, rank, ranks, worker, frozen, caplog):
     """All ranks warn, once; the first one is named, be it frozen as those of LoRA's base."""
     net = make_net()
     net[2].requires_grad_(not frozen)
@@ -65,9 +63,7 @@ def test_replicas_that_differ(
 
 
 @pytest.mark.parametrize("by", ["all ranks", "one rank"])
-def test_replicas_after_a_state_was_loaded(
-    door: Door, rank: int, ranks: int, by: str, caplog
-) -> None:
+def test_replicas_after_a_state_was_loaded(door, rank, ranks, by, caplog):
     """By any rank, and with the same step; changed settings compare nothing again."""
     net, compressor = make_net(), QSGD(bits=4)
     training = door(net, compressor)
@@ -99,7 +95,7 @@ EXCHANGES = {
 
 
 @pytest.fixture
-def errors(door: Door, gather: Gather, rank: int):
+def errors(door, gather, rank):
     """Returns errors of averages of the same gradients by trainings that step in turn, one row a
     step each. Names and sizes of parameters are the same."""
 
@@ -134,13 +130,13 @@ def numbers(compressors: list) -> list[int]:
 @pytest.mark.ranks
 @pytest.mark.parametrize("exchange", EXCHANGES)
 @pytest.mark.parametrize("scheme", SCHEMES)
-def test_trainings_draw_different_numbers(errors, scheme: str, exchange: str) -> None:
+def test_trainings_draw_different_numbers(errors, scheme, exchange):
     compressors = [SCHEMES[scheme](**EXCHANGES[exchange]) for _ in range(2)]
     assert_independent(errors(compressors, 2))
     assert numbers(compressors) == [0, 1]
 
 
-def test_stock_exchanges_are_measured_once(door: Door, rank: int) -> None:
+def test_stock_exchanges_are_measured_once(door, rank):
     """The start record has them; the training's bits stay the same; ``set`` measures nothing."""
     ends = []
     with TemporaryDirectory() as folder:

@@ -11,7 +11,7 @@ import functools
 
 import pytest
 import torch
-from nets import Door, Gather, Given, hash_of, is_same
+from nets import Given, hash_of, is_same
 from settings_objects import exchange_of
 
 from hvd_adaptive import QSGD
@@ -52,7 +52,7 @@ def exact(model_name, ranks, step, dtype):
 
 
 @pytest.fixture
-def check(door: Door, rank: int, ranks: int, gather: Gather):
+def check(door, rank, ranks, gather):
     """Trains a model, and compares all averages."""
 
     def check(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from nets import Door, Gather, flat_parameters, is_same, loss_of, make_net, own_gradients, train
+from nets import flat_parameters, is_same, loss_of, make_net, own_gradients, train
 from scheme_cases import scheme
 from torch import nn
 
@@ -49,7 +49,7 @@ def residuals_of(compressor) -> dict[str, torch.Tensor]:
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_nothing_is_lost(door: Door, rank: int, gather: Gather, case: str) -> None:
+def test_nothing_is_lost(door, rank, gather, case):
     """All that was applied and what the ranks still hold, on average, are the average of all
     gradients (Eqs 14a-d, whatever β)."""
     net, compressor = Branches(rank), CASES[case]()
@@ -83,9 +83,7 @@ def test_nothing_is_lost(door: Door, rank: int, gather: Gather, case: str) -> No
 
 @pytest.mark.parametrize("worker", (True, False))
 @pytest.mark.parametrize("place", (0, -1))
-def test_residuals_that_outgrow_on_one_rank_stop_all(
-    door: Door, rank: int, ranks: int, gather: Gather, place: int, worker: bool
-) -> None:
+def test_residuals_that_outgrow_on_one_rank_stop_all(door, rank, ranks, gather, place, worker):
     """All ranks raise the same before parameters change, and all can go on."""
     broken, net = place % ranks, make_net()
     compressor = QSGD(

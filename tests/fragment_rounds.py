@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import copy
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 
 import local_rounds
 import pytest
@@ -25,7 +25,7 @@ def equal_on_all(gather: Gather, *modules: nn.Module) -> bool:
 
 
 @pytest.mark.parametrize("act", ["raise", "skip"])
-def test_a_fragment_that_is_not_finite(rank: int, ranks: int, act: str) -> None:
+def test_a_fragment_that_is_not_finite(rank, ranks, act):
     """The last rank has NaN in the second fragment when its delayed round begins."""
     broken, net = ranks - 1, make_net().double()
     optimizer = LocalSGD(
@@ -61,7 +61,7 @@ def test_a_fragment_that_is_not_finite(rank: int, ranks: int, act: str) -> None:
     assert all(bool(p.isfinite().all()) for p in net.parameters())
 
 
-def test_frozen_fragments(rank: int, gather: Gather) -> None:
+def test_frozen_fragments(rank, gather):
     """A fragment that is frozen keeps its bits, and goes on when it is unfrozen; a new layer joins
     the smallest fragment."""
     net = make_net()
@@ -102,9 +102,7 @@ def test_frozen_fragments(rank: int, gather: Gather) -> None:
 
 
 @pytest.mark.parametrize("frozen_after", [2, 3])
-def test_a_layer_frozen_while_rounds_are_delayed(
-    rank: int, gather: Gather, frozen_after: int
-) -> None:
+def test_a_layer_frozen_while_rounds_are_delayed(rank, gather, frozen_after):
     """A layer that is frozen adopts the next average that is applied, and then keeps its bits.
 
     Its fragment's rounds begin after steps 2, 6, ..., and are applied one step later.
@@ -129,7 +127,7 @@ def test_a_layer_frozen_while_rounds_are_delayed(
         assert torch.equal(p, value)
 
 
-def test_a_delayed_round_does_not_wait(rank: int, ranks: int, meet: Callable[[], None]) -> None:
+def test_a_delayed_round_does_not_wait(rank, ranks, meet):
     """It begins without the first rank, which the others then wait for.
 
     meet: Waits until all ranks have called it.
@@ -150,7 +148,7 @@ def test_a_delayed_round_does_not_wait(rank: int, ranks: int, meet: Callable[[],
     optimizer.finish()
 
 
-def test_settings_change_with_a_round_in_flight(rank: int, ranks: int) -> None:
+def test_settings_change_with_a_round_in_flight(rank, ranks):
     """``set`` while a round is in flight changes the next one, on all ranks."""
     net = make_net()
     compressor = QSGD(bits=8, bucket_size=512)
@@ -173,7 +171,7 @@ CHANGED = {
 }
 
 
-def test_groups_that_change(rank: int, ranks: int, gather: Gather) -> None:
+def test_groups_that_change(rank, ranks, gather):
     """A layer is frozen, another unfrozen, and one is added: each is averaged as it moved."""
     net, added = make_net(), nn.Linear(20, 20)
     with torch.no_grad():
@@ -227,7 +225,7 @@ def test_groups_that_change(rank: int, ranks: int, gather: Gather) -> None:
     assert all(torch.equal(frozen[n], p) for n, p in middle.state_dict().items())
 
 
-def test_a_parameter_that_is_replaced(rank: int, ranks: int, gather: Gather) -> None:
+def test_a_parameter_that_is_replaced(rank, ranks, gather):
     """All ranks replace a parameter within a round, by numbers of their own. It becomes the exact
     mean once, and is averaged like the others from then on."""
     net = make_net()
@@ -262,7 +260,7 @@ def test_a_parameter_that_is_replaced(rank: int, ranks: int, gather: Gather) -> 
 
 
 @pytest.mark.parametrize("act", CHANGED)
-def test_groups_that_one_rank_changes(rank: int, act: str) -> None:
+def test_groups_that_one_rank_changes(rank, act):
     """The first rank alone adds or replaces parameters: all are told."""
     net = make_net()
     inner = make_optimizer(net)

@@ -45,7 +45,7 @@ def exact(ranks: int, step: int, dtype: torch.dtype = torch.float64) -> list[tor
 
 
 @pytest.mark.parametrize("maker", MAKERS)
-def test_bits_are_simulates(rank: int, ranks: int, maker: str) -> None:
+def test_bits_are_simulates(rank, ranks, maker):
     """Of four calls: tables are fitted, residuals kept, as in a training that simulate runs."""
     compressor, mirror = MAKERS[maker](), MAKERS[maker]()
     carrier = [nn.Parameter(torch.zeros(shape)) for shape in SHAPES]
@@ -66,7 +66,7 @@ def test_bits_are_simulates(rank: int, ranks: int, maker: str) -> None:
     assert compressor.step == 4 and compressor.report()["wire_bytes"] > 0
 
 
-def test_none_counts_as_zeros(rank: int, ranks: int) -> None:
+def test_none_counts_as_zeros(rank, ranks):
     """None on one rank counts as zeros; None on all ranks stays None."""
     compressor = QSGD(bits=8, norm="linf")
     for step in range(4):
@@ -88,7 +88,7 @@ def test_none_counts_as_zeros(rank: int, ranks: int) -> None:
     assert compressor.step == 4
 
 
-def test_residuals_of_missing_tensors_are_kept(rank: int, ranks: int) -> None:
+def test_residuals_of_missing_tensors_are_kept(rank, ranks):
     """Everything sent, and the residual, is the sum of the gradients, though a call lacks one."""
     compressor = QSGD(bits=4, norm="linf", error_feedback=1.0, exchange="allgather")
     sums = [torch.zeros(60, 50, dtype=torch.float64) for _ in range(2)]
@@ -117,7 +117,7 @@ DIFFERENT = {
 @pytest.mark.parametrize(
     ("differs", "async_op"), [*((differs, False) for differs in DIFFERENT), ("number", True)]
 )
-def test_lists_that_differ(rank: int, differs: str, async_op: bool) -> None:
+def test_lists_that_differ(rank, differs, async_op):
     """All ranks raise, and can go on."""
     compressor = QSGD(bits=4)
     average(drawn(rank, 0), compressor)
@@ -135,12 +135,12 @@ def test_lists_that_differ(rank: int, differs: str, async_op: bool) -> None:
     assert compressor.step == 2
 
 
-def test_settings_that_differ(rank: int) -> None:
+def test_settings_that_differ(rank):
     with pytest.raises(RankMismatchError, match="bits is 5 on rank 0, 4 on rank"):
         average(drawn(rank, 0), QSGD(bits=5 if rank == 0 else 4))
 
 
-def test_asynchronous_calls(rank: int, ranks: int) -> None:
+def test_asynchronous_calls(rank, ranks):
     """Several at once, of several compressors, have the bits of one after the other."""
 
     def run(async_op: bool) -> list[torch.Tensor]:
@@ -162,7 +162,7 @@ def test_asynchronous_calls(rank: int, ranks: int) -> None:
         assert torch.equal(one, other)
 
 
-def test_gradients_are_averaged(rank: int, ranks: int) -> None:
+def test_gradients_are_averaged(rank, ranks):
     """Gradients are the exact averages of the ranks' gradients, as stock's are.
 
     Stock's own backward pass cannot be run beside: its collectives have numbers for names, which
@@ -185,7 +185,7 @@ def test_gradients_are_averaged(rank: int, ranks: int) -> None:
         average([own[0]], compressor, async_op=True)
 
 
-def test_a_run_resumes(rank: int) -> None:
+def test_a_run_resumes(rank):
     """From a file, bit for bit."""
 
     def run(compressor: object, steps: range) -> list[torch.Tensor]:
@@ -203,7 +203,7 @@ def test_a_run_resumes(rank: int) -> None:
             assert torch.equal(one, other)
 
 
-def test_names(rank: int) -> None:
+def test_names(rank):
     """parameter_bits refers to the names of named_parameters."""
     net = nn.Sequential(nn.Linear(50, 60, bias=False), nn.Linear(60, 50, bias=False))
     named = list(net.named_parameters())
@@ -216,7 +216,7 @@ def test_names(rank: int) -> None:
         average(given[:1], compressor)
 
 
-def test_dtypes(rank: int, ranks: int) -> None:
+def test_dtypes(rank, ranks):
     """16 bits are added in float32; several dtypes share a call."""
     dtypes = (torch.bfloat16, torch.float16, torch.float32, torch.float64)
     given = [tensor.to(dtype) for tensor, dtype in zip(drawn(rank, 0), dtypes, strict=True)]
@@ -226,9 +226,7 @@ def test_dtypes(rank: int, ranks: int) -> None:
         assert (result.double() - wanted).norm() <= 0.03 * wanted.norm()
 
 
-def test_average_says_how_to_find_the_rank_that_is_missing(
-    rank: int, ranks: int, monkeypatch, caplog
-) -> None:
+def test_average_says_how_to_find_the_rank_that_is_missing(rank, ranks, monkeypatch, caplog):
     """A rank that waits logs its own number, and what the silence of another one means."""
     compressor = QSGD(bits=4)
     average([torch.ones(3000)], compressor)
@@ -244,7 +242,7 @@ def test_average_says_how_to_find_the_rank_that_is_missing(
         assert set(told) == {text} and len(told) >= 2  # repeated
 
 
-def test_average_with_a_new_compressor_each_time(rank: int, monkeypatch, caplog) -> None:
+def test_average_with_a_new_compressor_each_time(rank, monkeypatch, caplog):
     """Such a loop is warned of once, on the first rank; one list for each of many compressors is
     not."""
     monkeypatch.setattr(module, "_thrown_away", module.ThrownAway())

@@ -15,7 +15,6 @@ from list_averages import MAKERS
 from scheme_cases import scheme
 from states import through_disk
 from streaming_simulation import (
-    Gather,
     Streaming,
     assert_close,
     assert_equal,
@@ -90,9 +89,7 @@ def train(rank: int, steps: Iterable[int], net: nn.Module, optimizer: LocalSGD) 
 
 @pytest.mark.parametrize("outer", OUTER)
 @pytest.mark.parametrize("case", CASES)
-def test_rounds_are_those_of_a_plain_simulation(
-    rank: int, ranks: int, case: str, outer: str
-) -> None:
+def test_rounds_are_those_of_a_plain_simulation(rank, ranks, case, outer):
     check_simulation(rank, [14] * ranks, case, None, outer)
 
 
@@ -100,9 +97,7 @@ def test_rounds_are_those_of_a_plain_simulation(
 @pytest.mark.parametrize(
     ("case", "outer"), [("whole", "mean"), ("whole", "diloco"), ("delayed", "diloco")]
 )
-def test_compressed_rounds_are_simulates(
-    rank: int, ranks: int, case: str, outer: str, scheme: str
-) -> None:
+def test_compressed_rounds_are_simulates(rank, ranks, case, outer, scheme):
     """Tables are fitted, residuals kept."""
     optimizer = check_simulation(rank, [14] * ranks, case, MAKERS[scheme], outer)
     report, (keywords, starts) = optimizer.report(), CASES[case]
@@ -113,7 +108,7 @@ def test_compressed_rounds_are_simulates(
 
 @pytest.mark.parametrize("case", ["whole", "in turn", "delayed", "until the next"])
 @pytest.mark.parametrize("first", [5, 13])
-def test_ranks_may_end_apart(rank: int, ranks: int, case: str, first: int) -> None:
+def test_ranks_may_end_apart(rank, ranks, case, first):
     """One rank takes other numbers of steps; another skips one."""
     make, skipped = MAKERS["alq"] if case == "whole" else None, frozenset({(1, 4)})
     check_simulation(rank, [first, *[10] * (ranks - 1)], case, make, skipped=skipped)
@@ -123,7 +118,7 @@ NARROW = {torch.float16: 4e4, torch.bfloat16: 1e30}  # and what N times exceeds 
 
 
 @pytest.mark.parametrize("dtype", NARROW, ids=str)
-def test_narrow_dtypes_are_averaged_in_float32(rank: int, ranks: int, dtype: torch.dtype) -> None:
+def test_narrow_dtypes_are_averaged_in_float32(rank, ranks, dtype):
     """Averages of 16 bits are of float32 sums, rounded once: of large and of the smallest numbers.
     A step moves parameters from 0 by the rank's own numbers."""
     drawn = torch.randn(ranks, 300, generator=torch.Generator().manual_seed(3))
@@ -145,7 +140,7 @@ def test_narrow_dtypes_are_averaged_in_float32(rank: int, ranks: int, dtype: tor
     ("case", "saved_at"),
     [("whole", 5), ("until the next", 2), ("until the next", 4), ("until the next", 7)],
 )
-def test_a_run_resumes(rank: int, case: str, saved_at: int) -> None:
+def test_a_run_resumes(rank, case, saved_at):
     """Saved within a round by every rank, with a round in flight or not; loaded by new objects,
     residuals included: the same bits."""
 
@@ -172,7 +167,7 @@ def test_a_run_resumes(rank: int, case: str, saved_at: int) -> None:
 
 
 @pytest.mark.parametrize("differs", TOLD)
-def test_ranks_that_differ_are_told(rank: int, differs: str) -> None:
+def test_ranks_that_differ_are_told(rank, differs):
     """All of them are told; of delays when the round is applied."""
     first, net = rank == 0, make_net()
     if differs == "start" and first:
@@ -195,9 +190,7 @@ def test_ranks_that_differ_are_told(rank: int, differs: str) -> None:
     [({"every": 4}, (4,)), ({"every": 4, "fragments": 2, "delay": 1}, (2, 4))],
     ids=["whole", "fragments"],
 )
-def test_an_overflow_on_one_rank(
-    rank: int, ranks: int, gather: Gather, keywords: Any, starts: tuple[int, ...]
-) -> None:
+def test_an_overflow_on_one_rank(rank, ranks, gather, keywords, starts):
     """Rank 0 overflows in its second step of eight: rounds and the program's own collectives stay
     together, and that step changes nothing."""
     sim = Streaming([8] * ranks, starts, **keywords, skipped=frozenset({(0, 2)}))
@@ -220,7 +213,7 @@ def test_an_overflow_on_one_rank(
 
 
 @pytest.mark.parametrize("act", ["raise", "skip"])
-def test_a_rank_that_is_not_finite(rank: int, ranks: int, act: str) -> None:
+def test_a_rank_that_is_not_finite(rank, ranks, act):
     """The last rank's parameters are NaN at the end of the second round."""
     broken, net = ranks - 1, make_net().double()
     inner = make_optimizer(net)
@@ -252,7 +245,7 @@ def test_a_rank_that_is_not_finite(rank: int, ranks: int, act: str) -> None:
     assert all(p.isfinite().all() for p in net.parameters())
 
 
-def test_ranks_none_of_which_is_finite(rank: int) -> None:
+def test_ranks_none_of_which_is_finite(rank):
     """All ranks' parameters are NaN: an error, also of ``skip``, and anchors stay as they are."""
     net = make_net()
     optimizer = LocalSGD(make_optimizer(net), every=1, on_nonfinite="skip")
@@ -270,7 +263,7 @@ def test_ranks_none_of_which_is_finite(rank: int) -> None:
     assert all(p.isfinite().all() for p in net.parameters())
 
 
-def test_ranks_in_different_rounds_are_told(rank: int) -> None:
+def test_ranks_in_different_rounds_are_told(rank):
     """A rank that loads an older state is in another round, and all are told."""
     optimizer = LocalSGD(make_optimizer(net := make_net()), every=1)
     state = copy.deepcopy(optimizer.state_dict())
@@ -281,7 +274,7 @@ def test_ranks_in_different_rounds_are_told(rank: int) -> None:
         train(rank, [1], net, optimizer)
 
 
-def test_ranks_that_wait_for_a_round_say_so(rank: int, ranks: int, monkeypatch, caplog) -> None:
+def test_ranks_that_wait_for_a_round_say_so(rank, ranks, monkeypatch, caplog):
     """Each with its number; the one that is late is silent."""
     optimizer = LocalSGD(make_optimizer(net := make_net()), every=1)
     train(rank, [0], net, optimizer)  # ranks are together now
@@ -297,9 +290,7 @@ def test_ranks_that_wait_for_a_round_say_so(rank: int, ranks: int, monkeypatch, 
 
 @pytest.mark.parametrize("outer", OUTER)
 @pytest.mark.parametrize("label", ["alq-3", "alq-3-paper", "ecdq-2", "eden-2"])
-def test_what_no_rank_has_moved_stays_as_it_is(
-    rank: int, gather: Gather, label: str, outer: str
-) -> None:
+def test_what_no_rank_has_moved_stays_as_it_is(rank, gather, label, outer):
     """With error feedback, though schemes round zeros."""
     torch.manual_seed(4)
     table = nn.Parameter(torch.randn(2000, 8))

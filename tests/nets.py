@@ -14,8 +14,6 @@ from typing import Any
 import torch
 from torch import nn
 
-# Returns a training of a net with a compressor.
-Door = Callable[..., Any]
 # Returns all ranks' tensors of one shape, stacked.
 Gather = Callable[[torch.Tensor], torch.Tensor]
 
