@@ -20,7 +20,7 @@ WITH_FOUR = "replicas or codecs or warm_up or corrupt or operations or simulates
 
 # TORCH_DISTRIBUTED_DEBUG=DETAIL compares the ranks' collectives: they are alike.
 DEBUG = {"TORCH_DISTRIBUTED_DEBUG": "DETAIL"}
-DEBUGGED = "asynchronous or kept or accumulation or corrupt or steps_that_differ or options"
+DEBUGGED = "asynchronous or kept or accumulation or corrupt or steps_that_differ or any_model"
 
 
 @pytest.mark.parallel
@@ -33,7 +33,7 @@ def test_ddp() -> None:
     with_four = ["4", *APART, *([] if every else ["-k", WITH_FOUR])]
     compared = list(APART)
     if finished([sys.executable, "-c", ALONE], DEBUG, check=False).returncode == 0:
-        compared.append(str(FOLDER / "check_callers.py"))
+        compared.append(str(FOLDER / "check_buckets.py"))
     debugged = [*(f"{k}={v}" for k, v in DEBUG.items()), "2", *compared, "-k", DEBUGGED]
     rounds = ["2", *ALL, "/", *with_four, "/", *debugged]
     done = finished([sys.executable, str(FOLDER / "fork_ranks.py"), *rounds])
