@@ -125,7 +125,7 @@ class Network:
 
     def __init__(self, size: int, damage: Callable[..., torch.Tensor]) -> None:
         self.size, self.damage = size, damage
-        self._sent: list[dict[int, tuple[str, list[torch.Tensor]]]] = []
+        self.sent: list[dict[int, tuple[str, list[torch.Tensor]]]] = []
         self._counts = [0] * size
         self._ended: set[tuple[int, int]] = set()
         self._open: list[tuple[int, int]] = []  # number and rank of what all ranks have submitted
@@ -138,13 +138,13 @@ class Network:
         return self._submit(self._counts[rank] - 1, rank, kind, parts)
 
     def _submit(self, number: int, rank: int, kind: str, parts: list[torch.Tensor]) -> int:
-        if number == len(self._sent):
-            self._sent.append({})
-        for other, (theirs, _) in self._sent[number].items():
+        if number == len(self.sent):
+            self.sent.append({})
+        for other, (theirs, _) in self.sent[number].items():
             if theirs != kind:
                 raise OrderError(f"collective {number}: {kind!r} on {rank}, {theirs!r} on {other}")
-        self._sent[number][rank] = kind, parts
-        if len(self._sent[number]) == self.size:
+        self.sent[number][rank] = kind, parts
+        if len(self.sent[number]) == self.size:
             self._open += [(number, other) for other in range(self.size)]
         self.version += 1
         return number
@@ -154,7 +154,7 @@ class Network:
 
     def is_hopeless(self, number: int) -> bool:
         """A rank died before it submitted this collective."""
-        return any(rank not in self._sent[number] for rank in self.dead)
+        return any(rank not in self.sent[number] for rank in self.dead)
 
     def events(self) -> list[Callable[[], None]]:
         """Collectives that may end on a rank."""
@@ -170,7 +170,7 @@ class Network:
         if (number, rank) not in self._ended:
             raise RuntimeError("connection closed by a rank that died")
         return [
-            self.damage(number, sender, rank, self._sent[number][sender][1][rank].clone())
+            self.damage(number, sender, rank, self.sent[number][sender][1][rank].clone())
             for sender in range(self.size)
         ]
 

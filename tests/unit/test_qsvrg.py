@@ -40,11 +40,6 @@ class LeastSquares:
     def portions(self, ranks: int) -> list[Portion]:
         return [self.portion(slice(rank, None, ranks)) for rank in range(ranks)]
 
-    def excess(self, x: torch.Tensor) -> float:
-        """f(x) - f(x*), exactly as it is for a quadratic."""
-        away = x.double().numpy() - self.best
-        return float(((self.a @ away) ** 2).mean() / 2 + self.ridge * away @ away / 2)
-
 
 def start(n: int = N, dtype: torch.dtype = torch.float64) -> torch.Tensor:
     return torch.zeros(n, dtype=dtype)

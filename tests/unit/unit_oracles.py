@@ -148,12 +148,6 @@ def forged(payload: bytes, **fields: int | bytes) -> torch.Tensor:
     return received(forge(payload, **fields))
 
 
-def signed_levels(magnitudes: np.ndarray, symmetric: bool) -> np.ndarray:
-    """Ascending distinct levels, float64 of what float32 holds."""
-    m = np.asarray(magnitudes, np.float32).astype(np.float64)
-    return np.concatenate([-m[::-1], m if symmetric else m[1:]])
-
-
 def neighbours(r: np.ndarray, magnitudes: np.ndarray, symmetric: bool) -> tuple:
     """Lower and upper level around r = abs(v)/norm (float64): -l1 and l1 below l1 if symmetric."""
     m = np.asarray(magnitudes, np.float32).astype(np.float64)

@@ -4,7 +4,6 @@ bit; hooks wait for nothing, and what comes back is waited for by events alone."
 from __future__ import annotations
 
 import contextlib
-from types import SimpleNamespace
 
 import pytest
 import torch
@@ -13,17 +12,14 @@ from fake_gpu import OnGPU, Stream, Waited, off_gpu, on_gpu, pretended, quick  #
 from feedback_steps import OneRank, gradients
 from parcels import parcel
 
-from hvd_adaptive import ECDQ, EDEN, QSGD, NaturalCompression, SparseSGD
+from hvd_adaptive import ECDQ, QSGD, NaturalCompression, SparseSGD
 from hvd_adaptive.base.device import HostCopy, taken_over
 from hvd_adaptive.base.errors import PayloadError
 from hvd_adaptive.exchange.auto import Half, Plain
 from hvd_adaptive.exchange.exchange import AllgatherExchange, RankInfo
 from hvd_adaptive.exchange.hierarchical import HierarchicalExchange
 from hvd_adaptive.exchange.scatter_reduce import ScatterReduceExchange
-from hvd_adaptive.layout import Group, Member, Piece
-from hvd_adaptive.run.ordered_drive import OrderedDrive
 from hvd_adaptive.run.rank_context import RankContext
-from hvd_adaptive.run.rounded_zeros import RoundedZeros
 from hvd_adaptive.simulate.stages import together
 
 pytestmark = pytest.mark.usefixtures("quick_kernels")
@@ -209,28 +205,3 @@ def test_the_pretended_gpu_notices(gpu):
     with pytest.raises(AssertionError, match="on the GPU and on the CPU"):
         tensor + host
     assert torch.equal(HostCopy(tensor).get(), torch.ones(3)) and len(gpu.waits) == 1
-
-
-def test_zeros_are_counted_without_waiting(gpu, caplog):
-    values = torch.ones(1000)
-    values[:820] = 0
-    zeros, group = RoundedZeros(), Group(torch.float32, 1000, 0, (Piece(0, 0, 1000, 0),))
-    with gpu.never_waiting():
-        zeros.look(group, on_gpu(values), EDEN(bits=2).parts.default, padding=100)
-    zeros.tell([Member("words", (900,), torch.float32)])
-    (message,) = caplog.messages
-    assert "'words' (80%)" in message
-
-
-def test_a_driver_does_not_wait_for_what_arrives(gpu):
-    """With residuals it notes which gradients are zero; the answers are read at the end."""
-
-    drive = OrderedDrive.__new__(OrderedDrive)
-    drive.binding = SimpleNamespace(compressor=QSGD(bits=4, error_feedback=1.0))
-    drive.step = SimpleNamespace(arrive=lambda slot, gradient: None)
-    drive._used, drive._deliveries = [], []
-    gradients = {2: on_gpu(torch.zeros(5)), 0: on_gpu(torch.ones(3))}
-    with gpu.never_waiting(), gpu.on(gpu.stream):
-        drive.arrive(gradients, lambda error: None)
-    ((slots, flags),) = drive._used
-    assert slots == [2, 0] and off_gpu(flags.get()).tolist() == [False, True]

@@ -2,17 +2,12 @@
 
 from __future__ import annotations
 
-import itertools
-from types import SimpleNamespace
-
 import pytest
 import torch
 
-from hvd_adaptive.adapt.updates import Due
 from hvd_adaptive.base.errors import PayloadError
 from hvd_adaptive.exchange.exchange import FailedElsewhereError
-from hvd_adaptive.instances import Instance
-from hvd_adaptive.run.agreement import Failures, places_that_differ, position, step_failed
+from hvd_adaptive.run.agreement import Failures, places_that_differ, step_failed
 
 LABELS = ["first", "second", "third", "fourth"]
 
@@ -46,19 +41,6 @@ def test_everywhere_names_ranks_that_failed_by_themselves():
     assert failures.everywhere(Two(torch.tensor([0])), "name")[0] == {0: 1}
     failures.note(2, PayloadError("here"))
     assert failures.everywhere(Two(torch.tensor([0])), "name")[0] == {0: 2}
-
-
-def test_position_differs_with_every_fit_that_is_due():
-    """Ranks of which one fits its table and another one asks for samples must not agree."""
-    found = set()
-    for first, second, samples in itertools.product((False, True), repeat=3):
-        due = Due(first, second, samples)
-        parts = SimpleNamespace(default=SimpleNamespace(settings_fingerprint=1))
-        training = SimpleNamespace(instance=Instance(0))
-        compressor = SimpleNamespace(step=5, parts=parts, _training=training)
-        layout = SimpleNamespace(fingerprint=8)
-        found.add(tuple(position(compressor, 0, layout, due, False, False).tolist()))
-    assert len(found) == 8
 
 
 def test_places_that_differ_are_those_from_the_first_rank():

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-from types import SimpleNamespace
 
 import pytest
 import torch
@@ -11,7 +10,6 @@ from scheme_cases import scheme
 from settings_objects import exchange_of
 from simulated_steps import take_step
 
-from hvd_adaptive.run.rounded_zeros import RoundedZeros
 from hvd_adaptive.simulate import Ranks
 
 
@@ -86,14 +84,3 @@ def test_look_at_a_network_of_relus(caplog):
     assert (own[0] == 0).float().mean() > 0.45
     take_step(ranks, 0, list(net.parameters()), [[g.clone() for g in own] for _ in range(2)])
     assert not warnings(caplog)
-
-
-def test_tell_counts_every_coordinate(caplog):
-    """Of parameters of four coordinates and of one."""
-    pieces = [SimpleNamespace(slot=0, in_group=slice(0, 4)), SimpleNamespace(slot=1, in_group=[4])]
-    codec = SimpleNamespace(has_zero=False, leaves_zeros_out=False)
-    zeros = RoundedZeros()
-    values = torch.tensor([0.0, 0.0, 0.0, 1.0, 0.0])
-    zeros.look(SimpleNamespace(pieces=pieces), values, codec)
-    zeros.tell([SimpleNamespace(name="four"), SimpleNamespace(name="one")])
-    assert "'four' (75%), 'one' (100%)" in warnings(caplog)[0]

@@ -3,9 +3,9 @@ are the exact ones, and all ranks end with the same error."""
 
 from __future__ import annotations
 
-import functools
 import os
 import random
+import re
 
 import torch
 from scheduler import (
@@ -23,7 +23,7 @@ from scheduler import (
 from hvd_adaptive import ALQ, QSGD, PayloadError, ScatterReduce, Tuning
 from hvd_adaptive.hooks.ddp.bucket_session import BucketSession
 from hvd_adaptive.hooks.ddp.buckets import Bucket, BucketFuture, Names
-from hvd_adaptive.run.ordered import Course, OrderedStep
+from hvd_adaptive.run.ordered import OrderedStep
 from hvd_adaptive.run.rank_context import Plan
 
 # `make soak` runs 100,000.
@@ -216,33 +216,16 @@ def test_a_future_that_is_set_early_is_found(monkeypatch):
     assert first_failure(check, (AssertionError, RuntimeError, DeadlockError)) is not None
 
 
-def test_a_course_begins_in_order():
-    """A1, A2, B1, A3, B2, B3: as the module says."""
-    order, legs = [], []
-
-    class Leg:
-        def __init__(self, name):
-            self.name, self.stage, self.stages, self.is_over = name, 0, 2, False
-
-    def begin():
-        if len(legs) == 3:
-            return None
-        legs.append(Leg("123"[len(legs)]))
-        order.append(f"A{legs[-1].name}")
-        return legs[-1]
-
-    def advance(leg):
-        leg.stage += 1
-        leg.is_over = leg.stage == leg.stages
-        if not leg.is_over:
-            order.append(f"B{leg.name}")
-
-    of = Course(begin, advance, lambda leg: True)
-    of.all_arrived = True
-    while of.turn(wait=True):
-        pass
-    assert order == ["A1", "A2", "B1", "A3", "B2", "B3"]
-    assert of.is_over and functools.reduce(lambda a, leg: a and leg.is_over, legs, True)
+def test_collectives_follow_the_layout_whatever_arrives_first():
+    """A1, A2, B1, A3, B2, ...: as the module says."""
+    orders = set()
+    for seed in range(6):
+        one, _ = run(random.Random(seed).choice, 2, SCHEMES["scatter_reduce"], {})
+        names = [sent[0][0] for sent in one.network.sent]
+        orders.add(tuple(re.sub(r"(.).*group(\d).*", r"\1\2", name) for name in names))
+    (order,) = orders
+    groups = ("a4", "a3", "g4", "a2", "g3", "a1", "g2", "a0", "g1", "g0")
+    assert order == ("equal objects", *("position", *groups, "equal ddp.corrupt") * STEPS)
 
 
 def test_a_stall_is_described():

@@ -55,13 +55,6 @@ def begun(flat: torch.Tensor, weight: float | None = None):
     return rank, gradients, trips
 
 
-def completed(trips: Trips) -> None:
-    trip = trips.trip(0, 1.0)
-    request = next(trip)
-    with pytest.raises(StopIteration):
-        trip.send(request.hand_over([request])[0])
-
-
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("weight", [None, 0.5])
 def test_coordinates_are_not_kept_while_the_group_is_under_way(weight, dtype):

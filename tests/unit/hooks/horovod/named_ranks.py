@@ -4,6 +4,7 @@ collectives by name, under schedules that chance picks (tests/scheduler.py)."""
 from __future__ import annotations
 
 import functools
+import random
 from collections import Counter
 from collections.abc import Callable, Sequence
 from types import SimpleNamespace
@@ -45,8 +46,8 @@ class NamedNetwork(Network):
             raise ValueError(f"{name} is in flight")
         key = name, self._used[rank][name]
         self._used[rank][name] += 1
-        number = self._numbers.setdefault(key, len(self._sent))
-        if number == len(self._sent):
+        number = self._numbers.setdefault(key, len(self.sent))
+        if number == len(self.sent):
             self.names.append(name)
         return self._submit(number, rank, kind, parts)
 
@@ -88,7 +89,7 @@ class Horovod:
     def synchronize(self, number):
         done = lambda: self.network.has_ended(number, self.rank)  # noqa: E731
         self.schedule.pause(self.network.names[number], done)
-        kind = self.network._sent[number][self.rank][0]
+        kind = self.network.sent[number][self.rank][0]
         parts = self.network.received(number, self.rank)
         if kind == "allreduce":
             return sum(parts[1:], parts[0])
@@ -118,6 +119,20 @@ class NamedWorld(HorovodWorld):
         self.hvd.schedule.pause(name, lambda: ended() or (left is not None and left.is_set()))
         if left is not None and left.is_set() and not ended():
             raise Abandoned(name, handle, operation)
+
+
+def run_ranks(
+    size: int, program: Callable[[NamedWorld], None], direct: bool = False
+) -> NamedNetwork:
+    """The network after ``program`` on each rank."""
+    schedule = Schedule(random.Random(0).choice)
+    network = NamedNetwork(size, lambda number, sender, receiver, part: part, direct)
+    schedule.events = network.events
+    for rank in range(size):
+        world = NamedWorld(schedule, network, rank)
+        schedule.add(f"rank {rank}", functools.partial(program, world))
+    schedule.run()
+    return network
 
 
 class NamedBinding(RankContext):

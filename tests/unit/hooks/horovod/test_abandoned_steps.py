@@ -1,126 +1,71 @@
-"""What is told and sent of steps that were given up, as one of two ranks, without Horovod."""
+"""What ranks have in flight of steps that were given up is completed, over a simulated network."""
 
 from __future__ import annotations
 
-import json
-from functools import partial
 from types import SimpleNamespace
 
+import pytest
 import torch
+from named_ranks import NamedWorld, run_ranks
 
+from hvd_adaptive.coding.payload import OwnedBuffer
 from hvd_adaptive.hooks.horovod.unfinished import AbandonedSteps
-from hvd_adaptive.transport.collectives import InFlight
-from hvd_adaptive.transport.horovod_world import HorovodWorld
+from hvd_adaptive.transport.collectives import AllGather, AllToAll, InFlight
 
 CPU = torch.device("cpu")
+KINDS = ("payloads", "parts", "allgather", "broadcast")
 
 
-class Hvd:
-    """Horovod, where the other rank tells ``others``; it raises where it knows no such handle."""
-
-    def __init__(self, others, done=()):
-        self.others, self.done, self.known = others, set(done), set(done)
-        self.told, self.sent = None, []
-
-    def poll(self, handle):
-        if handle not in self.known:
-            raise ValueError(f"Handle {handle} was not created or has been cleared.")
-        return handle in self.done
-
-    def submit(self, data, *splits_and_name):
-        name = splits_and_name[-1]
-        if not name.startswith("hvd_adaptive.abandoned"):
-            return self._submitted(name)
-        self.told = json.loads(bytes(data.tolist()))
-        return torch.cat([data, torch.tensor(list(_text(self.others)), dtype=torch.uint8)])
-
-    def synchronize(self, handle):
-        if isinstance(handle, torch.Tensor):
-            return handle
-        self.known.remove(handle)
-
-    def _submitted(self, name):
-        self.sent.append(name)
-        self.known.add(name)
-        return name
+def submitted(world: NamedWorld, kind: str, name: str) -> InFlight:
+    """As a step submits it."""
+    buffer = OwnedBuffer.copy_of(torch.zeros(4))
+    if kind == "allgather":
+        handle = world.allgather(buffer.bytes, name)
+    elif kind == "broadcast":
+        handle = world.broadcast_from_root(buffer.bytes, name)
+    else:
+        request = AllGather(buffer) if kind == "payloads" else AllToAll([buffer] * 2)
+        handle = request.submit(world, name)
+    return InFlight(name, kind, handle)
 
 
-def _text(told) -> bytes:
-    return json.dumps(told).encode()
+@pytest.mark.parametrize("direct", [False, True])
+def test_each_rank_submits_once_what_another_one_has_in_flight(direct):
+    """By the same operation: Horovod pairs by name and operation, and few ranks send payloads by
+    alltoall. Some are of the last attempt, and one ended, and is received, on all ranks."""
 
+    def program(world: NamedWorld) -> None:
+        abandoned = AbandonedSteps()
+        ended = submitted(world, "payloads", "ended")
+        world.wait(ended.handle, "ended")
+        names = {"ended", *(f"{kind} of {world.rank}" for kind in KINDS)}
+        own = [submitted(world, kind, f"{kind} of {world.rank}") for kind in KINDS]
+        own.append(submitted(world, "parts", "of both"))
+        step = SimpleNamespace(names=names, abandon=lambda: own[:2])
+        abandoned.add_step(step, world.generation)
+        for sent in own[2:]:
+            abandoned.add(sent, world.generation)
+        assert abandoned.attempt == 1
+        abandoned.complete(world, "here", CPU)
+        abandoned.end(world)
+        assert abandoned.attempt == 0
+        for sent in own:
+            assert world.hvd.poll(sent.handle)
 
-def world_of(hvd, generation):
-    length = len(_text(hvd.others))
-    world = SimpleNamespace(
-        hvd=hvd,
-        size=2,
-        generation=generation,
-        process_set=None,
-        sends_directly=False,
-        allgather=hvd.submit,
-        alltoall=hvd.submit,
-        poll=hvd.poll,
-        synchronize=hvd.synchronize,
-        wait=lambda handle, name: hvd.synchronize(handle),
-        gather_equal=lambda own, name: torch.tensor([[int(own)], [length]]),
-    )
-    world.gather_objects = partial(HorovodWorld.gather_objects, world)
-    return world
-
-
-def step_of(*sent):
-    names = {one.name for one in sent} | {"received"}
-    return SimpleNamespace(names=names, abandon=lambda: list(sent))
-
-
-def test_what_others_have_in_flight_is_filled():
-    """What this rank has sent in both steps that it gave up, be it long received, is not sent
-    again."""
-    hvd = Hvd(
-        [("a", "payloads"), ("b", "parts"), ("c", "payloads"), ("received", "payloads")],
-        done=["of a"],
-    )
-    hvd.known.add("of b")
-    abandoned, generation = AbandonedSteps(), {}
-    for sent in (InFlight("b", "parts", "of b"), InFlight("a", "payloads", "of a")):
-        abandoned.add_step(step_of(sent), generation)
-    assert abandoned.attempt == 2
-    abandoned.complete(world_of(hvd, generation), "here", CPU)
-    assert hvd.told == [["b", "parts"]] and hvd.sent == ["c"]
-    abandoned.end(world_of(hvd, generation))
-    assert abandoned.attempt == 0 and not hvd.known  # all of it was waited for
-
-
-def test_what_takes_a_collectives_place_is_the_same_operation():
-    """Horovod pairs by name and operation. Few ranks send payloads by alltoall."""
-    kinds = ["allgather", "broadcast", "parts", "payloads"]
-    hvd, operations = Hvd([(kind, kind) for kind in kinds]), {}
-
-    def submitted(operation):
-        def submit(*data_and_name):
-            if data_and_name[-1] in kinds:
-                operations[data_and_name[-1]] = operation
-            return hvd.submit(*data_and_name)
-
-        return submit
-
-    abandoned, generation = AbandonedSteps(), {}
-    world = world_of(hvd, generation)
-    world.allgather, world.alltoall = submitted("allgather"), submitted("alltoall")
-    world.broadcast_from_root = submitted("broadcast")
-    world.sends_directly, world.rank = True, 0
-    abandoned.complete(world, "here", CPU)
-    wanted = {"allgather": "allgather", "broadcast": "broadcast"}
-    assert operations == wanted | {"parts": "alltoall", "payloads": "alltoall"}
-    abandoned.end(world)
-    assert not hvd.known
+    network = run_ranks(2, program, direct)
+    assert all(len(by_rank) == 2 for by_rank in network.sent)
+    found = [name for name in network.names if not name.startswith("hvd_adaptive.abandoned")]
+    every = ["ended", "of both", *(f"{kind} of {rank}" for kind in KINDS for rank in range(2))]
+    assert sorted(found) == sorted(every)
 
 
 def test_nothing_is_in_flight_of_a_life_that_is_over():
     """Horovod numbers handles anew after its shutdown: those of before are somebody else's."""
-    hvd, abandoned, generation, next_generation = Hvd([]), AbandonedSteps(), {}, {}
-    abandoned.add_step(step_of(InFlight("a", "payloads", 0)), generation)
-    abandoned.complete(world_of(hvd, next_generation), "here", CPU)
-    assert hvd.told == [] and hvd.sent == []
-    abandoned.end(world_of(hvd, next_generation))
-    assert abandoned.attempt == 0
+
+    def program(world: NamedWorld) -> None:
+        abandoned = AbandonedSteps()
+        abandoned.add(InFlight(f"of {world.rank}", "payloads", 0), object())
+        abandoned.complete(world, "here", CPU)
+        abandoned.end(world)
+
+    assert all("abandoned" in name for name in run_ranks(2, program).names)

@@ -2,38 +2,15 @@
 
 from __future__ import annotations
 
-import io
 import logging
-from types import SimpleNamespace
 
 import pytest
 import torch
+from named_ranks import NamedWorld, run_ranks
 
 from hvd_adaptive import ALQ, RankMismatchError
-from hvd_adaptive.hooks.horovod.elastic import take_first_state, without_own
+from hvd_adaptive.hooks.horovod.elastic import take_first_state
 from hvd_adaptive.hooks.horovod.placeholder import Reduction, StepsDiffer, check_reduced, position
-
-
-class World:
-    """Rank ``rank`` of ranks that tell ``rows``; the first one's state is that of ``first``."""
-
-    def __init__(self, rank: int, rows, first: ALQ) -> None:
-        self.rank, self.size, self.rows, self.first = rank, len(rows), rows, first
-        self.process_set = SimpleNamespace(ranks=[10 + i for i in range(len(rows))])
-        self.sent = 0
-
-    def gather_equal(self, own, name):
-        assert own.tolist() == self.rows[self.rank]
-        return torch.tensor(self.rows)
-
-    def allgather(self, data, name):
-        self.sent = data.numel()
-        file = io.BytesIO()
-        torch.save(without_own(self.first.state_dict()), file)
-        return torch.frombuffer(bytearray(file.getvalue()), dtype=torch.uint8)
-
-    def wait(self, handle, name):
-        return handle
 
 
 def trained(step: int, fits: int) -> ALQ:
@@ -62,23 +39,29 @@ def trained(step: int, fits: int) -> ALQ:
     ],
 )
 def test_who_takes_it(rows, takers, caplog):
-    first = trained(*rows[0][:2])
-    for rank, (step, fits, attempt, may_take) in enumerate(rows):
-        own = first if rank == 0 else trained(step, fits)
-        before = own.levels
-        world = World(rank, rows, first)
-        caplog.clear()
-        with caplog.at_level(logging.INFO, "hvd_adaptive"):
-            alike = take_first_state(world, own, "n", attempt, bool(may_take and step))
-        assert alike is (takers is not None)
-        assert (world.sent > 0) is (alike and rank == 0)
-        assert len(caplog.records) == alike
-        if takers and rank in takers:
-            assert own.step == first.step and torch.equal(own.levels, first.levels)
-            assert own.parts.default.table_version == first.parts.default.table_version
-            assert str([10 + taker for taker in takers]) in caplog.text
-        else:
-            assert own.step == step and torch.equal(own.levels, before)
+    """rows: each rank's step, fits of tables, attempt, and whether it may take a state."""
+    own = [trained(step, fits) for step, fits, *_ in rows]
+    before, answers = [compressor.levels for compressor in own], []
+
+    def program(world: NamedWorld) -> None:
+        world.process_set.ranks = [10, 11, 12]
+        step, _, attempt, may_take = rows[world.rank]
+        survives = bool(may_take and step)
+        answers.append(take_first_state(world, own[world.rank], "n", attempt, survives))
+
+    with caplog.at_level(logging.INFO, "hvd_adaptive"):
+        network = run_ranks(3, program)
+    alike = takers is not None
+    assert answers == [alike] * 3 and len(caplog.records) == 3 * alike
+    if alike:
+        sizes = [network.sent[-1][rank][1][0].numel() for rank in range(3)]
+        assert sizes[0] > 0 and not any(sizes[1:]), "the first rank alone sends its state"
+        assert str([10 + taker for taker in takers]) in caplog.text
+    for rank, compressor in enumerate(own):
+        source = 0 if alike and rank in takers else rank
+        assert compressor.step == rows[source][0]
+        assert compressor.parts.default.table_version == rows[source][1]
+        assert torch.equal(compressor.levels, before[source])
 
 
 def summed(*ranks) -> torch.Tensor:
