@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import functools
 import heapq
+import itertools
 import math
 import struct
 import zlib
@@ -283,21 +284,21 @@ class Book:
 
     def __init__(self, children: list[list[int]], lengths: list[int]) -> None:
         self.children, self.lengths = children, lengths
-        blocks: dict[int, tuple[int, ...]] = {}
+        self.blocks: dict[int, tuple[int, ...]] = {}
         before = {0: ()}
         for node, branches in enumerate(children):
             for code, child in enumerate(branches):
                 path = (*before[node], code)
                 if child < 0:
-                    blocks[-child - 1] = path
+                    self.blocks[-child - 1] = path
                 else:
                     before[child] = path
         self.by_code: dict[tuple[int, int], tuple[int, ...]] = {}
         code, last = -1, 0
-        for leaf in sorted(blocks, key=lambda leaf: (lengths[leaf], leaf)):
+        for leaf in sorted(self.blocks, key=lambda leaf: (lengths[leaf], leaf)):
             code = code + 1 << lengths[leaf] - last
             last = lengths[leaf]
-            self.by_code[last, code] = blocks[leaf]
+            self.by_code[last, code] = self.blocks[leaf]
 
     @property
     def fingerprint(self) -> int:
@@ -316,17 +317,9 @@ class Book:
         return np.array(symbols[:count], np.int64), at
 
     def bits_a_code(self, p: list[float]) -> float:
-        p = normalized(p)
-        inner, leaves = {0: 1.0}, {}
-        for node, branches in enumerate(self.children):
-            for code, child in enumerate(branches):
-                probability = inner[node] * p[code]
-                if child < 0:
-                    leaves[-child - 1] = probability
-                else:
-                    inner[child] = probability
-        spent = math.fsum(leaves[n] * length for n, length in enumerate(self.lengths))
-        return spent / math.fsum(inner.values())
+        leaves = {n: math.prod(p[code] for code in block) for n, block in self.blocks.items()}
+        spent = math.fsum(q * self.lengths[n] for n, q in leaves.items())
+        return spent / math.fsum(q * len(self.blocks[n]) for n, q in leaves.items())
 
 
 def book_of(probabilities: np.ndarray) -> Book:
@@ -356,40 +349,31 @@ def grown(
     p: list[float], most: int, longest: int = 1024, pool: int = 1 << 18
 ) -> tuple[list[list[int]], list[float]]:
     """Children of the inner nodes, and the leaves' probabilities."""
-    leaves: list[tuple[float, int, int]] = []  # minus the probability, when it was made, depth
-    place: list[tuple[int, int]] = []  # of whatever was made: inner node, branch
-    inner: dict[tuple[int, int], int] = {}
-    count, nodes = len(p), 0
+    # Minus the probability, when it was made, depth, and where it is: inner node, branch.
+    leaves: list[tuple[float, int, int, int, int]] = []
+    children: list[list[int]] = []
+    made, count = itertools.count(), len(p)
 
     def split(probability: float, depth: int) -> None:
-        nonlocal nodes
         for branch, share in enumerate(p):
-            heapq.heappush(leaves, (-(share * probability), len(place), depth + 1))
-            place.append((nodes, branch))
-        nodes += 1
+            place = len(children), branch
+            heapq.heappush(leaves, (-(share * probability), next(made), depth + 1, *place))
+        children.append([0] * count)
 
     split(1.0, 0)
     symbols = count
     while len(leaves) + count - 1 <= most:
-        weight, made, depth = leaves[0]
+        weight, _, depth, node, branch = leaves[0]
         symbols += count * (depth + 1) - depth
         if depth >= longest or symbols > pool:
             break
         heapq.heappop(leaves)
-        inner[place[made]] = nodes
+        children[node][branch] = len(children)
         split(-weight, depth)
-    weight_of = {place[made]: -weight for weight, made, _ in leaves}
-    children, weights = [], []
-    for node in range(nodes):
-        row = []
-        for branch in range(count):
-            if (node, branch) in inner:
-                row.append(inner[node, branch])
-            else:
-                row.append(-len(weights) - 1)
-                weights.append(weight_of[node, branch])
-        children.append(row)
-    return children, weights
+    leaves.sort(key=lambda leaf: leaf[3:])
+    for number, (_, _, _, node, branch) in enumerate(leaves):
+        children[node][branch] = -number - 1
+    return children, [-weight for weight, *_ in leaves]
 
 
 def limited_lengths(weights: list[float], longest: int) -> list[int]:
@@ -417,27 +401,23 @@ def limited_lengths(weights: list[float], longest: int) -> list[int]:
 
 
 def elias_segment(bits: list[int], count: int, alphabet: int) -> np.ndarray:
-    zero, at, place = alphabet // 2, 0, -1
+    zero, place, stream_of_bits = alphabet // 2, -1, iter(bits)
     codes = np.full(count, zero)
 
     def omega() -> int:
-        nonlocal at
         number = 1
-        while bits[at]:
-            digits = bits[at : at + number + 1]
-            at += number + 1
-            number = int("".join(map(str, digits)), 2)
-        at += 1
+        while next(stream_of_bits):
+            digits = "".join(map(str, itertools.islice(stream_of_bits, number)))
+            number = int(f"1{digits}", 2)
         return number
 
     while place < count - 1:
         place += omega()
         if place < count:
-            negative = bits[at]
-            at += 1
-            level = omega()
-            codes[place] = zero - level if negative else zero + level
-    assert len(bits) - at < 8 and not any(bits[at:])
+            sign = -1 if next(stream_of_bits) else 1
+            codes[place] = zero + sign * omega()
+    rest = list(stream_of_bits)
+    assert len(rest) < 8 and not any(rest)
     return codes
 
 

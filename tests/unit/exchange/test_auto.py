@@ -83,25 +83,6 @@ def test_all_ranks_choose_alike_and_plain_groups_quantise_nothing(caplog):
     assert "scatter_reduce 2.00 and 100.00" in caplog.text
 
 
-@pytest.mark.parametrize(
-    ("nodes", "codec", "found"),
-    [
-        ((0, 0, 1, 1), CODEC, True),
-        ((0, 1, 2, 3), CODEC, False),
-        ((0, 0, 0, 0), CODEC, False),
-        ((0, 0, 1, 1), QSGD(error_feedback=0.1).parts.default, False),
-    ],
-    ids=["two-by-two", "one-rank-each", "one-node", "feedback"],
-)
-def test_nodes_are_asked_where_there_are_any(nodes, codec, found):
-    labels = ["float32", "bfloat16", "allgather", "scatter_reduce", "hierarchical"]
-    seconds = dict.fromkeys(labels, (1.0, 2.0)) | {"hierarchical": (0.1, 0.2)}
-    if not found:
-        del seconds["hierarchical"]
-    auto = chosen(RankInfo(4, 1), seconds, nodes, codec)
-    assert (auto.choice(5) == "hierarchical") == found
-
-
 def test_cannot_be_simulated():
     weight = torch.nn.Parameter(torch.zeros(5000))
     with pytest.raises(ValueError, match="exchange='auto'"):
@@ -137,25 +118,30 @@ def test_two_ranks_gather_or_compress_nothing():
 
 
 @pytest.mark.parametrize(
-    ("ranks", "keywords", "nodes", "may_find_nodes"),
+    ("ranks", "keywords", "nodes", "by_nodes"),
     [
         (2, {}, (), False),
         (5, {}, (), False),
-        (4, {"error_feedback": 0.1}, (), False),
+        (4, {"error_feedback": 0.1}, (0, 0, 1, 1), False),
         (4, {}, (0, 1, 2, 3), False),
         (4, {}, (0, 0, 0, 0), False),
         (4, {}, (0, 0, 1, 1), True),
         (4, {}, (), True),
     ],
 )
-def test_only_what_may_be_chosen_is_bounded(ranks, keywords, nodes, may_find_nodes):
+def test_nodes_are_measured_and_bounded_where_there_may_be_any(ranks, keywords, nodes, by_nodes):
     """Nodes have as many ranks each: a prime number of ranks has none to speak of."""
     codec, size = QSGD(bits=4, bucket_size=512, **keywords).parts.default, (512, 0, torch.float32)
     kinds = [Plain, Half, AllgatherExchange] + [ScatterReduceExchange] * (ranks > 2)
     most = max(kind(RankInfo(ranks, 0)).in_flight_bytes(codec, *size) for kind in kinds)
     of_nodes = HierarchicalExchange(RankInfo(ranks, 0)).in_flight_bytes(codec, *size)
     found = AutoExchange(RankInfo(ranks, 0, nodes)).in_flight_bytes(codec, *size)
-    assert of_nodes > most and found == (of_nodes if may_find_nodes else most)
+    assert of_nodes > most and found == (of_nodes if by_nodes else most)
+    if nodes:
+        seconds = dict.fromkeys(("float32", "bfloat16", "allgather", "scatter_reduce"), (1.0, 2.0))
+        seconds |= {"hierarchical": (0.1, 0.2)} if by_nodes else {}
+        auto = chosen(RankInfo(ranks, 1), seconds, nodes, codec)
+        assert (auto.choice(5) == "hierarchical") == by_nodes
 
 
 def test_a_layout_that_fits_what_may_be_chosen():
