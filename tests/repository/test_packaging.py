@@ -24,7 +24,7 @@ pytestmark = pytest.mark.skipif(
     not (ROOT / "hvd_adaptive").is_dir(), reason="there is no package to build beside the tests"
 )
 # Quick: without compiled kernels, which a new folder would compile again.
-SMOKE = ("adapt/test_schedule.py", "exchange/test_chunks.py", "levels/test_levels_multiplier.py")
+SMOKE = ("adapt/test_schedule.py", "hooks/test_fragments.py", "levels/test_levels_multiplier.py")
 
 
 @pytest.fixture(scope="module")

@@ -168,9 +168,6 @@ def test_nothing_is_fitted_where_no_sample_is_finite(scheme, kind, caplog):
 def test_nothing_is_told_where_nothing_is_quantised(caplog):
     parameter = torch.nn.Parameter(torch.zeros(10))  # below min_numel
     ranks = Ranks([("w", parameter)], SCHEMES["alq-3"](update_steps=[0]), 2)
-    for rank in range(2):
-        parameter.grad = torch.ones(10)
-        ranks.take(rank)
     assert ranks.due(0)
-    ranks.refit(0)
+    take_step(ranks, 0, [parameter], [[torch.ones(10)]] * 2)
     assert warned(caplog) == []

@@ -67,7 +67,9 @@ def test_restore_goes_back_to_what_was_saved(caplog):
 
 
 def test_sync_takes_the_first_ranks_tables_and_keeps_its_own_residuals(horovod):
-    first, own = make(), OneRank(make(), SIZES)
+    of_first, own = OneRank(make(), SIZES), OneRank(make(), SIZES)
+    of_first.step(gradients(SIZES, 1))
+    first, newcomer = of_first.compressor, make()
     first.fit(gradients(SIZES, 3))
     first.step = 7
     first.set(bits=4)
@@ -76,6 +78,8 @@ def test_sync_takes_the_first_ranks_tables_and_keeps_its_own_residuals(horovod):
     binding._taken["some name"] = 3
     handler = CompressorStateHandler(own.compressor)
     horovod.sent = without_own(first.state_dict())
+    CompressorStateHandler(newcomer).sync()
+    assert newcomer.step == 7 and "residuals" not in newcomer.state_dict()
     handler.sync()
     assert not binding._taken, "newcomers count from zero"
     binding._taken.update(taken)
@@ -85,16 +89,6 @@ def test_sync_takes_the_first_ranks_tables_and_keeps_its_own_residuals(horovod):
     own.compressor.step = 99
     handler.restore()
     assert own.compressor.step == 7, "what was synchronised is saved"
-
-
-def test_a_newcomer_begins_without_residuals(horovod):
-    first = OneRank(make(), SIZES)
-    first.step(gradients(SIZES, 0))
-    horovod.sent = without_own(first.compressor.state_dict())
-    assert "residuals" not in horovod.sent
-    newcomer = make()
-    CompressorStateHandler(newcomer).sync()
-    assert newcomer.step == 1 and "residuals" not in newcomer.state_dict()
 
 
 def test_what_was_sent_is_each_ranks_own():

@@ -57,33 +57,20 @@ def total(rows: np.ndarray, before: float = 1.0, after: float = 1.0, order: str 
     return torch.from_numpy(result * after)
 
 
+def read(rows: np.ndarray, size: int, before=1.0, after=1.0, order="chain") -> Reduction:
+    """What ranks read in a reduction; in a sum, each also if it knows that it is one."""
+    reduced = total(rows, before, after, order)
+    if before == after == 1.0:
+        own = torch.from_numpy(rows[rows[:, 0] > 0][-1])
+        assert check_reduced(reduced, size, own=own) == check_reduced(reduced, size)
+    return check_reduced(reduced, size)
+
+
 def test_numbers_of_any_size_are_few_and_small():
     for number in (0, 2**16, 2**20 - 1, 2**32 - 1, 2**70):
         tensor = position(0, number, number, number)
         assert tensor.dtype == torch.float64 and tensor.shape == (19,)
         assert float(tensor[:-1].max()) <= TOP**2
-
-
-@given(st.integers(1, 1000), numbers, numbers, st.data())
-def test_check_reduced_reads_the_same_if_it_knows_its_own_position(size, step, fingerprint, data):
-    """A sum of all ranks' positions, of some ranks', and one in which a rank differs."""
-    rows = all_ranks(size, 0, step, fingerprint)
-    rank, own = data.draw(st.integers(0, size - 1)), torch.from_numpy(rows[-1].copy())
-    rows[rank, -2] = float(data.draw(st.booleans()))
-    everyone = total(rows)
-    assert check_reduced(everyone, size, own=own) == check_reduced(everyone, size)
-    what = data.draw(st.sampled_from(("step", "fingerprint", "groups", "joined")))
-    if size > 1 and what == "joined":
-        rows[rank] = 0
-        assert check_reduced(total(rows), size, own=own).active == size - 1
-    elif size > 1:
-        given_ = {"slot": 0, "step": step, "fingerprint": fingerprint, "groups": 0}
-        rows[rank] = position(rank, **given_ | {what: given_.get(what, 0) + 1}).numpy()
-        if what == "groups":
-            assert not check_reduced(total(rows), size, own=own).same_groups
-        else:
-            with pytest.raises(RankMismatchError):
-                check_reduced(total(rows), size, own=own)
 
 
 @given(st.integers(1, 1000), numbers, numbers, numbers, st.sampled_from(("chain", "tree")))
@@ -94,10 +81,9 @@ def test_check_reduced_reads_the_same_if_it_knows_its_own_position(size, step, f
 def test_sums_and_averages_of_ranks_that_agree_pass(size, slot, step, fingerprint, order):
     """Horovod divides by f before and by size/f after the sum (gradient_predivide_factor)."""
     rows = all_ranks(size, slot, step, fingerprint)
-    assert check_reduced(total(rows, order=order), size) == Reduction(1, size)
+    assert read(rows, size, order=order) == Reduction(1, size)
     for factor in (1.0, 3.0, 7.0, 0.1, float(size)):
-        found = check_reduced(total(rows, 1 / factor, factor / size, order), size)
-        assert found == Reduction(1 / size, size)
+        assert read(rows, size, 1 / factor, factor / size, order) == Reduction(1 / size, size)
 
 
 @pytest.mark.parametrize("size", (2, 3, 1000))
@@ -111,7 +97,7 @@ def test_a_difference_of_one_is_caught(size, what):
             rows = all_ranks(size, **{what: number}, odd={rank: {what: other}})
             for factor in (1.0, 1 / size):
                 with pytest.raises(RankMismatchError):
-                    check_reduced(total(rows, after=factor), size)
+                    read(rows, size, after=factor)
 
 
 @pytest.mark.parametrize(
@@ -125,7 +111,7 @@ def test_a_difference_of_one_is_caught(size, what):
 )
 def test_a_mismatch_has_a_topic_and_settings_come_first(odd, topic):
     with pytest.raises(RankMismatchError, match=f"disagree on .*{topic}"):
-        check_reduced(total(all_ranks(4, 10, 10, 10, odd={2: odd})), 4)
+        read(all_ranks(4, 10, 10, 10, odd={2: odd}), 4)
 
 
 @pytest.mark.parametrize("size", (2, 3, 4, 100))
@@ -145,12 +131,12 @@ def test_ranks_that_have_joined_are_counted(size, data, number, average):
     rows = all_ranks(size, number, number, number)
     rows[[rank for rank in range(size) if rank not in active]] = 0
     factor = 1 / size if average else 1.0
-    assert check_reduced(total(rows, after=factor), size) == Reduction(factor, len(active))
+    assert read(rows, size, after=factor) == Reduction(factor, len(active))
     rank = data.draw(st.sampled_from(sorted(active)))
     if len(active) > 1:
         rows[rank] = all_ranks(size, number + 1, number, number)[rank]
         with pytest.raises(RankMismatchError, match="order"):
-            check_reduced(total(rows, after=factor), size)
+            read(rows, size, after=factor)
 
 
 @given(st.integers(2, 1000), st.integers(-1000, 2000), st.booleans())
@@ -197,10 +183,9 @@ def test_groups_may_differ_and_any_rank_may_want_a_comparison(factor, ranks):
         position(rank, 2, 3, 4, groups=7 + (rank == 1), compares=rank in ranks).numpy()
         for rank in range(4)
     ]
-    reduced = total(np.array(groups), after=factor)
     expected = Reduction(factor, 4, same_groups=False, compares=bool(ranks))
-    assert check_reduced(reduced, 4) == expected
-    assert disagreement(reduced, 4) is None
+    assert read(np.array(groups), 4, after=factor) == expected
+    assert disagreement(total(np.array(groups), after=factor), 4) is None
 
 
 def test_each_step_begins_with_zeros():
