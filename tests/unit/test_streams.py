@@ -30,37 +30,6 @@ def key_of(payload: torch.Tensor) -> int:
     return oracle.read_field(bytes(payload.tolist()), "key")
 
 
-def expectation(name: str, v: torch.Tensor) -> torch.Tensor:
-    """Of what is decoded: v but for two schemes, of one bucket here."""
-    codec = RANDOM[name]()
-    if name == "bingrad":  # unbiased within its two levels, which cut off the rest
-        largest = float(codec.decode(codec.encode(v, seed=0)).abs().max())
-        return v.double().clamp(-largest, largest)
-    if name == "qcs-mmse":  # a multiple of an unbiased estimate
-        draws = [codec.decode(codec.encode(v, seed=k)).double() for k in range(100)]
-        return v.double() * (torch.stack(draws).mean(0) @ v.double() / v.double().square().sum())
-    return v.double()
-
-
-@pytest.mark.many
-@pytest.mark.parametrize("name", RANDOM)
-def test_errors_of_several_compressors_average_out(name):
-    """E(mean of K errors)^2 = E(error^2)/K where errors are independent and of mean zero. The sum
-    over coordinates of K mean^2 - (mean of squares) has expectation zero then, and is K - 1 times
-    the second term where all draws are the same. Compared with five of its standard errors."""
-    v, count, repeats, ratios = gradient(), 16, 8, []
-    expected = expectation(name, v)
-    for _ in range(repeats):
-        codecs = [RANDOM[name]() for _ in range(count)]
-        errors = torch.stack([c.decode(c.encode(v)).double() - expected for c in codecs])
-        mean, single = errors.mean(0).square().sum(), errors.square().mean(0).sum()
-        ratios.append(float(count * mean / single))
-    told = torch.tensor(ratios, dtype=torch.float64)
-    bound = 5 * float(told.std()) / repeats**0.5
-    assert bound < 0.5, bound  # else it would show nothing
-    assert abs(float(told.mean()) - 1) < bound, (told.mean(), bound)
-
-
 def test_a_seed_repeats_whatever_the_instance():
     v = gradient()
     for make in RANDOM.values():
