@@ -12,14 +12,12 @@ from feedback_steps import OneRank, gradients
 from hvd_adaptive import QSGD
 from hvd_adaptive.run.trip import Trips
 
-SIZE = 700
-
 
 class Kept:
-    """Gradients that remember what trips read and delivered."""
+    """Gradients that remember what a trip has read."""
 
     def __init__(self, flat: torch.Tensor) -> None:
-        self.flat, self.read, self.delivered = flat, [], {}
+        self.flat, self.read = flat, []
 
     def gather(self, index, changed):
         flat = self.flat.clone()
@@ -29,41 +27,20 @@ class Kept:
     def buffer(self, use, coordinates, dtype, device):
         return torch.full((coordinates,), torch.nan, dtype=dtype)
 
-    def result(self, index, coordinates, dtype, device):
-        return self.buffer("result", coordinates, dtype, device)
-
-    def deliver(self, index, average):
-        self.delivered[index] = average.clone()
-
-
-def begun(flat: torch.Tensor, weight: float | None = None):
-    """A rank without others, its gradients and the trips of its next step."""
-    compressor = QSGD(bits=4, bucket_size=64, min_numel=10, error_feedback=weight)
-    rank = OneRank(compressor, [SIZE], [flat.dtype])
-    if weight is not None:
-        compressor._training.residuals.lay_out(rank.layout, 0, 1)
-    gradients = Kept(flat)
-    trips = Trips(
-        compressor,
-        rank.exchange,
-        rank.layout,
-        0,
-        gradients,
-        meter=compressor._training.meter,
-        residuals=compressor._training.residuals,
-    )
-    return rank, gradients, trips
-
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("weight", [None, 0.5])
 def test_coordinates_are_not_kept_while_the_group_is_under_way(weight, dtype):
-    _, gradients, trips = begun(torch.randn(SIZE).to(dtype), weight)
-    trip = trips.trip(0, 1.0)
-    assert not gradients.read, "nothing is read before it starts"
+    compressor = QSGD(bits=4, bucket_size=64, min_numel=10, error_feedback=weight)
+    rank, kept = OneRank(compressor, [700], [dtype]), Kept(torch.randn(700).to(dtype))
+    shared = {"meter": compressor._training.meter, "residuals": compressor._training.residuals}
+    if weight is not None:
+        shared["residuals"].lay_out(rank.layout, 0, 1)
+    trip = Trips(compressor, rank.exchange, rank.layout, 0, kept, **shared).trip(0, 1.0)
+    assert not kept.read, "nothing is read before it starts"
     next(trip)
     gc.collect()
-    ((flat, changed),) = gradients.read
+    ((flat, changed),) = kept.read
     assert flat() is None and changed == (weight is not None)
 
 
