@@ -1,4 +1,4 @@
-"""The ranks of a launch, and methods made ready to exchange a network's gradients on them."""
+"""Prepare methods to exchange a network's gradients on the ranks of a launch."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ Network = FakeNetwork | ShardedNetwork
 
 
 class Exchanger:
-    """A method on a network: ``step`` exchanges the gradients that ``fill`` has made."""
+    """Exchange a network's gradients by a method: ``fill`` makes them, ``step`` exchanges them."""
 
     def __init__(
         self,
@@ -37,18 +37,18 @@ class Exchanger:
         self.report, self.close = report, close
 
     def fill(self, variant: int) -> None:
-        """What is no exchange's business: let go of the last gradients, make new ones."""
+        """Free the last gradients and make new ones, which is no part of an exchange."""
         self.optimizer.zero_grad()
         self.network.fill(variant)
 
     def step(self) -> None:
-        """Afterwards the parameters' ``grad`` hold the average over ranks."""
+        """Exchange, so that the parameters' ``grad`` are averages over ranks."""
         self.forward().backward()
         self.optimizer.step()
 
 
 def make_exchanger(ranks: Any, method: Method, network: Network) -> Exchanger:
-    """The method on these ranks (one of ``RANKS``)."""
+    """Return the method on these ranks (one of ``RANKS``)."""
     still = Still(network.parameters(), lr=1.0)
     forward, optimizer, scheme = ranks.prepare(method, network, still, network.named())
     if scheme is None:
@@ -57,7 +57,7 @@ def make_exchanger(ranks: Any, method: Method, network: Network) -> Exchanger:
 
 
 def alone(network: Network) -> Exchanger:
-    """The backward pass without any exchange."""
+    """Return the backward pass without any exchange."""
     forward = network.output if isinstance(network, ShardedNetwork) else network
     return Exchanger(network, forward, Still(network.parameters(), lr=1.0))
 
@@ -69,7 +69,7 @@ def make_network(
     variants: list[list[torch.Tensor]],
     seconds: float,
 ) -> Network:
-    """A network that the ranks of a backend can train."""
+    """Return a network that the ranks of a backend can train."""
     make = ShardedNetwork if backend == "fsdp" else FakeNetwork
     return make(shapes, memory, variants, seconds)
 
@@ -94,7 +94,7 @@ def returned(state: None, bucket: Any) -> torch.futures.Future[torch.Tensor]:
 
 
 class HorovodRanks:
-    """Ranks under Horovod, on MPI or Gloo as they were launched."""
+    """Run ranks under Horovod, on MPI or Gloo as they were launched."""
 
     def __init__(self) -> None:
         import horovod.torch as hvd
@@ -119,7 +119,7 @@ class HorovodRanks:
 
 
 class DdpRanks:
-    """Ranks under torch.distributed's Gloo; Open MPI starts them and does nothing else."""
+    """Run ranks under torch.distributed's Gloo, which Open MPI only starts."""
 
     def __init__(self) -> None:
         import torch.distributed as dist
@@ -179,7 +179,7 @@ class DdpRanks:
 
 
 class FsdpRanks(DdpRanks):
-    """Ranks of a model that FSDP2 shards."""
+    """Run ranks of a model that FSDP2 shards."""
 
     def prepare(self, method: Method, model: Any, optimizer: Any, named: Any) -> Prepared:
         """Shard each block; blocks keep their parameters from forward to backward.

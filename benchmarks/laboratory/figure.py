@@ -1,4 +1,4 @@
-"""Seconds per exchange as bars."""
+"""Draw seconds per exchange as bars."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ COLOURS = {
 
 
 def draw(results: list[Result], arguments: Mapping[str, Any], path: str) -> None:
-    """Bars of medians with quartiles, fastest first, and the bytes that each host sends."""
+    """Draw medians with quartiles, the fastest first, and the bytes that each host sends."""
     import matplotlib
 
     matplotlib.use("Agg")

@@ -1,4 +1,4 @@
-"""Files that are read while, or after, somebody writes them."""
+"""Write files that other processes read meanwhile."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 
 def write_json(path: Path, value: Any) -> None:
-    """All of it or nothing: who is cut off in the middle leaves the old file."""
+    """Replace the file by a whole one: a process that ends meanwhile leaves the old file."""
     part = path.with_suffix(".part")
     part.write_text(json.dumps(value), encoding="utf-8")
     part.replace(path)

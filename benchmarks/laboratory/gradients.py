@@ -1,4 +1,4 @@
-"""Gradients that look like a network's, the same for every method.
+"""Draw gradients that resemble a network's, the same for every method.
 
 ``gradient`` is a function of tensor, rank and variant, so that the exact mean over ranks can be
 computed anywhere. Rank r's gradient of variant v is
@@ -30,7 +30,7 @@ VARIANTS = 3  # successive steps see different minibatches
 
 
 def gradient(slot: int, shape: Sequence[int], rank: int, variant: int) -> torch.Tensor:
-    """One rank's gradient of the tensor in ``slot`` (float32)."""
+    """Return one rank's gradient of the tensor in ``slot`` (float32)."""
     common = _part(shape, _generator(slot, 0, 0))
     own = _part(shape, _generator(slot, rank + 1, variant))
     mixed = common.mul_(math.sqrt(COMMON)).add_(own, alpha=math.sqrt(1 - COMMON))
@@ -38,7 +38,7 @@ def gradient(slot: int, shape: Sequence[int], rank: int, variant: int) -> torch.
 
 
 def gradients(shapes: Sequence[Sequence[int]], rank: int) -> list[list[torch.Tensor]]:
-    """[variant][slot] -> this rank's gradient."""
+    """Return this rank's gradients, [variant][slot]."""
     return [
         [gradient(slot, shape, rank, variant) for slot, shape in enumerate(shapes)]
         for variant in range(VARIANTS)
@@ -46,7 +46,7 @@ def gradients(shapes: Sequence[Sequence[int]], rank: int) -> list[list[torch.Ten
 
 
 class Drawn:
-    """The gradients of a model's shapes."""
+    """Draw the gradients of a model's shapes."""
 
     def __init__(self, shapes: Sequence[Sequence[int]]) -> None:
         self.shapes = shapes
@@ -55,12 +55,12 @@ class Drawn:
         return gradients(self.shapes, rank)
 
     def exact_mean(self, ranks: int, variant: int) -> list[torch.Tensor]:
-        """Slot by slot."""
+        """Yield the mean of all ranks' gradients of each slot."""
         return [exact_mean(slot, s, ranks, variant) for slot, s in enumerate(self.shapes)]
 
 
 def exact_mean(slot: int, shape: Sequence[int], ranks: int, variant: int) -> torch.Tensor:
-    """The mean of all ranks' gradients, summed in float64."""
+    """Return the mean of all ranks' gradients, summed in float64."""
     total = torch.zeros(tuple(shape), dtype=torch.float64)
     for rank in range(ranks):
         total += gradient(slot, shape, rank, variant)
@@ -82,7 +82,7 @@ def _part(shape: Sequence[int], generator: torch.Generator) -> torch.Tensor:
 
 
 def _heavy(shape: tuple[int, ...], generator: torch.Generator) -> torch.Tensor:
-    """Normal numbers whose scales are log-normal: mean square 1, kurtosis 3·exp(4·TAIL²)."""
+    """Draw normal numbers of log-normal scales: mean square 1, kurtosis 3·exp(4·TAIL²)."""
     scales = torch.randn(shape, generator=generator).mul_(TAIL).sub_(TAIL**2).exp_()
     return torch.randn(shape, generator=generator).mul_(scales)
 

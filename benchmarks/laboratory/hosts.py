@@ -1,4 +1,4 @@
-"""Hosts on one machine: network namespaces on a bridge, each link shaped at both ends.
+"""Build hosts on one machine: network namespaces on a bridge, each link shaped at both ends.
 
 All of it, the bridge included, lives in namespaces whose names begin with ``hvdlab-``: the
 machine's own network is not touched, and removing those namespaces removes everything.
@@ -41,11 +41,11 @@ UNITS = {"kbit": 1e3, "mbit": 1e6, "gbit": 1e9}
 
 
 class LaboratoryError(RuntimeError):
-    """The laboratory cannot be built here; the message says what is missing."""
+    """Say what is missing here for a laboratory."""
 
 
 def bits_per_second(rate: str) -> float:
-    """Of a rate as ``tc`` writes it, "1gbit"; ValueError where it is no such rate."""
+    """Parse a rate as ``tc`` writes it, "1gbit"; raise ValueError if it is none."""
     match = re.fullmatch(r"(\d+(?:\.\d+)?)(kbit|mbit|gbit)", rate)
     if match is None or not float(match[1]):
         raise ValueError(f"rate={rate!r}: must be a number above 0 and kbit, mbit or gbit: 1gbit")
@@ -53,7 +53,7 @@ def bits_per_second(rate: str) -> float:
 
 
 def missing() -> list[str]:
-    """What this machine lacks for a laboratory, in words; empty where nothing is missing."""
+    """Return what this machine lacks for a laboratory, in words."""
     lacks = [] if os.geteuid() == 0 else ["root: network namespaces need it (run with sudo)"]
     for program, package in PROGRAMS.items():
         if shutil.which(program) is None:
@@ -62,7 +62,7 @@ def missing() -> list[str]:
 
 
 class Hosts:
-    """``count`` hosts with one interface ``lab0`` each, while the context is open.
+    """Keep ``count`` hosts with one interface ``lab0`` each while the context is open.
 
     rate: of each link, both ways, as ``tc`` writes it. Names of hosts are their addresses. What an
     earlier laboratory left behind is removed first; leaving the context removes everything, and
@@ -102,7 +102,7 @@ class Hosts:
                 self._lock.close()
 
     def inside(self, address: str, command: list[str]) -> list[str]:
-        """The command line that runs ``command`` on a host."""
+        """Return the command line that runs ``command`` on a host."""
         return [str(INSIDE), address, *command]
 
     def _build(self) -> None:
@@ -125,8 +125,7 @@ class Hosts:
 
 
 def remove_all() -> None:
-    """Remove every host, the switch and FOLDER, and kill what runs there; nothing where there are
-    none."""
+    """Remove every host, the switch and FOLDER, if there are any, and kill what runs there."""
     for name in _namespaces():
         _kill_inside(name)
         subprocess.run(["ip", "netns", "del", name], stderr=subprocess.DEVNULL, check=False)
@@ -137,8 +136,8 @@ def remove_all() -> None:
 
 
 def _write_hosts_file(name: str, address: str) -> None:
-    """The host's name, which bin/inside gives it, is its own address: Horovod's Gloo looks it up so
-    for process sets, whatever interface it was told."""
+    """Name the host by its own address (bin/inside): Horovod's Gloo looks the name up for process
+    sets, whatever its interface is."""
     folder = FILES / name
     folder.mkdir(parents=True, exist_ok=True)
     text = f"127.0.0.1 localhost\n{address} {PREFIX}{address.replace('.', '-')}\n"
@@ -146,12 +145,12 @@ def _write_hosts_file(name: str, address: str) -> None:
 
 
 def _shape(rate: str) -> str:
-    """Of one end of a link, as ``tc`` takes it."""
+    """Return the shape of one end of a link, as ``tc`` takes it."""
     return f"root tbf rate {rate} burst {BURST} latency {LATENCY}"
 
 
 def _namespaces() -> list[str]:
-    """Names of this program's namespaces."""
+    """Return the names of this program's namespaces."""
     listed = subprocess.run(["ip", "netns", "list"], capture_output=True, text=True, check=False)
     names = [line.split()[0] for line in listed.stdout.splitlines() if line.strip()]
     return [name for name in names if name.startswith(PREFIX)]
@@ -182,7 +181,7 @@ def _run(command: str) -> None:
 
 
 def _locked() -> IO[str]:
-    """The lock file, held; LaboratoryError where another process holds it."""
+    """Return the lock file, held; raise LaboratoryError if another process holds it."""
     file = LOCK.open("a+", encoding="utf-8")
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -199,7 +198,7 @@ def _locked() -> IO[str]:
 
 @contextlib.contextmanager
 def _unhurried():
-    """Holds Ctrl-C and SIGTERM back, so that a second one does not cut cleaning up short."""
+    """Hold Ctrl-C and SIGTERM back, so that a second one does not interrupt cleaning up."""
     held = {signal.SIGINT, signal.SIGTERM, signal.SIGHUP}
     before = signal.pthread_sigmask(signal.SIG_BLOCK, held)
     try:

@@ -1,4 +1,4 @@
-"""What the laboratory measured, kept in a file: a long series can be cut short, and go on."""
+"""Keep measurements of the laboratory in a file, so that a long series can be interrupted."""
 
 from __future__ import annotations
 
@@ -8,19 +8,23 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from laboratory import methods as asked
 from laboratory.files import write_json
 from laboratory.hosts import Hosts
 from laboratory.measure import Settings, measure
+from laboratory.methods import parse
 
 
 def measured(
     path: Path | None, labels: list[str], hosts: int, rate: str, settings: Settings
 ) -> dict[str, dict[str, Any]]:
-    """{label: {"seconds": of each step, "sent": bytes that a host sends, "trouble": None or why
-    rounds are missing}}; those without trouble from the file, the others measured and kept there.
+    """Measure methods that the file does not hold, keep those without trouble there; return all.
 
-    ValueError where the file was written under other conditions, or is none of ours.
+    Returns:
+        {label: {"seconds": of each step, "sent": bytes that a host sends, "trouble": None or why
+        rounds are missing}}.
+
+    Raises:
+        ValueError: the file was written under other conditions, or holds something else.
     """
     conditions = {
         "hosts": hosts,
@@ -32,7 +36,7 @@ def measured(
     missing = [label for label in labels if label not in found]
     if missing:
         with Hosts(hosts, rate) as place:
-            results = measure(place, asked.parse(missing), settings)
+            results = measure(place, parse(missing), settings)
         for result in results:
             sent = result.mean("sent_bytes") if result.seconds else None
             found[result.method.label] = {
@@ -49,9 +53,9 @@ def measured(
 def _read(path: Path, conditions: dict[str, Any]) -> dict[str, dict[str, Any]]:
     try:
         kept = json.loads(path.read_text(encoding="utf-8"))
-        told, found = kept["conditions"], dict(kept["found"])
+        before, found = kept["conditions"], dict(kept["found"])
     except (KeyError, TypeError, ValueError) as error:
         raise ValueError(f"{path}: holds no measurements of the laboratory: {error}") from error
-    if told != conditions:
-        raise ValueError(f"{path}: was measured under {told}, not {conditions}; remove it")
+    if before != conditions:
+        raise ValueError(f"{path}: was measured under {before}, not {conditions}; remove it")
     return found

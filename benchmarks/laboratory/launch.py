@@ -1,4 +1,4 @@
-"""Starts the worker on every host, under a time limit that ends all of it."""
+"""Start the worker on every host, under a time limit that ends all of it."""
 
 from __future__ import annotations
 
@@ -82,21 +82,13 @@ def _found(folder: Path) -> list[dict[str, Any]]:
 
 
 def _environment(ranks: Ranks, first: str, folder: Path) -> dict[str, str]:
-    """HOROVOD_* and OMPI_MCA_* of the caller hold."""
+    """Return the ranks' environment, which keeps HOROVOD_* and OMPI_MCA_* of the caller."""
     own = ranks.environment()
-    return (
-        own
-        | ROOT
-        | {
-            "PATH": os.pathsep.join([str(SSH.parent), own["PATH"]]),
-            "PYTHONPATH": os.pathsep.join([str(HERE.parent), own["PYTHONPATH"]]),
-            "OMP_NUM_THREADS": "1",
-            "GLOO_SOCKET_IFNAME": INTERFACE,
-            "HOROVOD_GLOO_IFACE": INTERFACE,
-            "LABORATORY_FIRST_HOST": first,
-            "TMPDIR": str(folder),
-        }
-    )
+    ours = {"PATH": os.pathsep.join([str(SSH.parent), own["PATH"]])}
+    ours |= {"PYTHONPATH": os.pathsep.join([str(HERE.parent), own["PYTHONPATH"]])}
+    ours |= {"OMP_NUM_THREADS": "1", "LABORATORY_FIRST_HOST": first, "TMPDIR": str(folder)}
+    ours |= dict.fromkeys(("GLOO_SOCKET_IFNAME", "HOROVOD_GLOO_IFACE"), INTERFACE)
+    return own | ROOT | ours
 
 
 def _error(code: int | None, seconds: float, output: str) -> str:

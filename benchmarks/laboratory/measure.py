@@ -1,4 +1,4 @@
-"""Every method in every round, so that what else the machine does hits all alike."""
+"""Measure every method in every round, so that other work of the machine disturbs all alike."""
 
 from __future__ import annotations
 
@@ -41,13 +41,13 @@ class Settings:
     trained: bool = False
 
     def ranks(self, hosts: Hosts) -> int:
-        """Of a launch on these hosts."""
+        """Return the number of ranks of a launch on these hosts."""
         return len(hosts.addresses) * self.ranks_per_host
 
 
 @dataclass
 class Result:
-    """A method's figures over all rounds; per step, means over ranks unless told otherwise.
+    """Hold a method's figures over all rounds: of a step, means over ranks if nothing else is said.
 
     seconds: of each exchange, from the first hook to the end of step(), of the slowest rank; the
     ranks start together.  sent_bytes, received_bytes: of a host, on its interface, headers and
@@ -74,16 +74,16 @@ class Result:
         return statistics.median(self.seconds)
 
     def mean(self, figure: str) -> float:
-        """Over rounds."""
+        """Return the mean of a figure over rounds."""
         return statistics.fmean(getattr(self, figure))
 
     def reported(self, key: str) -> float | None:
-        """Mean over rounds of an entry of the compressor's report; None where there is none."""
+        """Return the mean over rounds of an entry of the compressor's report, None without one."""
         values = [report[key] for report in self.reports if key in report]
         return statistics.fmean(values) if values else None
 
     def add(self, ranks: list[dict[str, Any]], backward_s: list[float]) -> None:
-        """A round's figures from all ranks."""
+        """Add a round's figures from all ranks."""
         steps = zip(*_all(ranks, "seconds"), strict=True)
         self.seconds += [max(times) for times in steps]
         for figure in AVERAGED:
@@ -111,8 +111,8 @@ def measure(
 ) -> list[Result]:
     """Time the methods on the hosts; one Result each, in their order.
 
-    A method that the package refuses, that fails or that does not end in time is told so in its
-    Result, and left out of later rounds. ``starts`` and ``ended`` are called around each launch.
+    If the package refuses a method, or it fails or does not end in time, its Result says so, and
+    later rounds leave it out. ``starts`` and ``ended`` are called around each launch.
     """
     results = {method.label: Result(method) for method in methods}
     for label, why in refusals(methods).items():
@@ -128,30 +128,22 @@ def measure(
 
 
 def _run_once(hosts: Hosts, results: list[Result], settings: Settings) -> None:
-    """One round of a backend's methods: one launch, and another one after each failure."""
+    """Measure one round of a backend's methods: one launch, and another one after each failure."""
     waiting = [result for result in results if result.trouble is None]
     while waiting:
-        plan = {
-            "backend": waiting[0].method.backend,
-            "model": settings.model,
-            "steps": settings.steps,
-            "warmup": settings.warmup,
-            "backward_s": settings.backward_s,
-            "ranks_per_host": settings.ranks_per_host,
-            "trained": settings.trained,
-            "methods": [result.method.label for result in waiting],
-            "folder": str(FOLDER),
-        }
+        labels = [result.method.label for result in waiting]
+        plan = {"backend": waiting[0].method.backend, "methods": labels, "folder": str(FOLDER)}
+        plan |= asdict(settings)
         found = _launched(hosts, plan, _limit(hosts, settings, len(waiting)))
         ranks = found["ranks"] if len(found["ranks"]) == settings.ranks(hosts) else []
         waiting = [result for result in waiting if not _take(result, ranks)]
         if "error" in found or waiting:
-            told = found.get("error", "the launch ended early")
-            waiting = _without_culprit(waiting, found["ranks"], told)
+            error = found.get("error", "the launch ended early")
+            waiting = _without_culprit(waiting, found["ranks"], error)
 
 
 def _launched(hosts: Hosts, plan: dict[str, Any], seconds: float) -> dict[str, Any]:
-    """``launch``, again where it ended before any rank wrote: now and then Open MPI's daemons crash
+    """Launch, and again if it ended before any rank wrote: now and then Open MPI's daemons crash
     while they connect the hosts, whatever the method."""
     for _ in range(LAUNCHES):
         found = launch(hosts, plan, seconds)
@@ -170,18 +162,20 @@ def _take(result: Result, ranks: list[dict[str, Any]]) -> bool:
     return True
 
 
-def _without_culprit(waiting: list[Result], ranks: list[dict[str, Any]], told: str) -> list[Result]:
-    """Mark the method in which a launch ended; all of them where it ended before the first."""
+def _without_culprit(
+    waiting: list[Result], ranks: list[dict[str, Any]], error: str
+) -> list[Result]:
+    """Mark the method in which a launch ended, or all of them if it ended before the first."""
     at_work = {rank["now"] for rank in ranks}
     culprits = [result for result in waiting if result.method.label in at_work] or waiting
-    said = next((rank["failed"] for rank in ranks if rank.get("failed")), None)
+    failure = next((rank["failed"] for rank in ranks if rank.get("failed")), error)
     for result in culprits:
-        result.trouble = f"failed: {said or told}"
+        result.trouble = f"failed: {failure}"
     return [result for result in waiting if result.trouble is None]
 
 
 def _limit(hosts: Hosts, settings: Settings, methods: int) -> float:
-    """Seconds after which a launch is ended."""
+    """Return the seconds after which a launch is ended."""
     steps = (settings.steps + settings.warmup + 1) * methods
     ranks = settings.ranks(hosts)
     numbers = sum(math.prod(shape) for _, shape in read_shapes(settings.model))

@@ -1,4 +1,4 @@
-"""What is exchanged, and by which backend: "[BACKEND/]METHOD", without a backend on mpi.
+"""Read methods with their backends: "[BACKEND/]METHOD", without a backend on mpi.
 
 mpi/float32  gloo/float16             stock Horovod on its MPI or its Gloo operations
 mpi/ALQ(bits=3, exchange='auto')      a scheme of hvd_adaptive on either of them
@@ -54,28 +54,28 @@ class Method:
 
     @property
     def is_scheme(self) -> bool:
-        """Whether it is a compressor of this package, or supposed to be one."""
+        """Return whether it is a compressor of this package, or meant to be one."""
         others = self.is_powersgd, self.is_bfloat16, self.is_nothing
         return self.method.is_scheme and not any(others)
 
     @property
     def fits(self) -> bool:
-        """Whether it fits tables, so that its first steps are not like later ones."""
+        """Return whether it fits tables, so that its first steps differ from later ones."""
         return self.is_scheme and hasattr(self.method.scheme(), "fit")
 
     @property
     def is_powersgd(self) -> bool:
-        """Whether it is PyTorch's hook of this name."""
+        """Return whether it is PyTorch's hook of this name."""
         return self.backend == "ddp" and self.name == POWERSGD
 
     @property
     def is_nothing(self) -> bool:
-        """Whether gradients stay on their rank."""
+        """Return whether gradients stay on their rank."""
         return self.backend != "fsdp" and self.name == NOTHING
 
     @property
     def is_bfloat16(self) -> bool:
-        """Whether it is FSDP2's own reduce-scatter in this dtype."""
+        """Return whether it is FSDP2's own reduce-scatter in this dtype."""
         return self.backend == "fsdp" and self.name == BFLOAT16
 
 
@@ -89,10 +89,10 @@ def parse(texts: Iterable[str]) -> list[Method]:
     return list(found.values())
 
 
-def refusals(asked: Iterable[Method]) -> dict[str, str]:
+def refusals(found: Iterable[Method]) -> dict[str, str]:
     """Return {label: why} of the schemes that this version of the package refuses."""
     refused = {}
-    for method in asked:
+    for method in found:
         if method.is_scheme:
             try:
                 method.method.scheme()
@@ -115,10 +115,10 @@ def _read(text: str) -> list[Method]:
         found = [
             _check_powersgd(text, m) if m.name.lower() == POWERSGD.lower() else m for m in found
         ]
-    asked = [Method(head, method, int(cap) if cap else None) for method in found]
-    if cap and any(method.is_powersgd for method in asked):
+    methods_found = [Method(head, method, int(cap) if cap else None) for method in found]
+    if cap and any(method.is_powersgd for method in methods_found):
         raise ValueError(f"{text!r}: {POWERSGD} has one bucket; must be ddp/{POWERSGD}(rank=R)")
-    return asked
+    return methods_found
 
 
 def _check_powersgd(text: str, method: methods.Method) -> methods.Method:

@@ -1,4 +1,4 @@
-"""What was measured, as tables."""
+"""Print the figures of a measurement."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ NONE = "-"
 
 
 def print_tables(results: list[Result], arguments: Mapping[str, Any]) -> None:
-    """Times and bytes, then where the time goes, then what could not be measured."""
+    """Print times and bytes, then the parts of the time, then methods that were not measured."""
     console = Console()
     if not console.is_terminal or console.width < WIDTH:
         console = Console(width=WIDTH)
@@ -56,7 +56,7 @@ def _exchange(results: list[Result], arguments: Mapping[str, Any]) -> Table:
     float32 = [m for label, m in medians.items() if label.endswith("/float32")]
     fastest, rows = min(float32, default=None), []
     for result in results:
-        backend, told = result.method.backend, result.reported("wire_bytes")
+        backend, reported = result.method.backend, result.reported("wire_bytes")
         sent = result.mean("sent_bytes")
         cells = (
             result.method.label,
@@ -66,8 +66,8 @@ def _exchange(results: list[Result], arguments: Mapping[str, Any]) -> Table:
             _ratio(result.median, fastest),
             _ratio(result.median, medians.get(f"{backend}/float16")),
             f"{sent / 1e6:.3f}",
-            NONE if told is None else f"{told / 1e6:.3f}",
-            _ratio(sent, told and told * per_host),
+            NONE if reported is None else f"{reported / 1e6:.3f}",
+            _ratio(sent, reported and reported * per_host),
             f"{result.mean('cpu_s'):.3f}",
             f"{result.relative_error:.2g}",
             "yes" if result.replicas_equal else "NO",
@@ -107,29 +107,25 @@ def _time(results: list[Result], arguments: Mapping[str, Any]) -> Table:
 
 
 def conditions() -> list[str]:
-    """The circumstances of the measurement, a line each."""
-    told = {name: os.environ.get(name, f"{default} (default)") for name, default in HOROVOD.items()}
-    others = {
-        name: value
-        for name, value in os.environ.items()
-        if name.startswith(("HOROVOD_", "OMPI_MCA_")) and name not in told
-    }
+    """Return the circumstances of the measurement, a line each."""
+    known = {name: f"{default} (default)" for name, default in HOROVOD.items()}
+    known |= {k: v for k, v in os.environ.items() if k.startswith(("HOROVOD_", "OMPI_MCA_"))}
     return [
         f"links: tbf burst {BURST} latency {LATENCY}, both ends; {os.cpu_count()} cores "
         f"({processor()}), load {os.getloadavg()[2]:.1f} over 15 minutes; a thread a rank",
-        ", ".join(f"{name}={value}" for name, value in (told | others).items()),
+        ", ".join(f"{name}={value}" for name, value in known.items()),
     ]
 
 
 def processor() -> str:
-    """The processor's name."""
+    """Return the processor's name."""
     lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
     names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
     return names[0] if names else platform.machine()
 
 
 def quartiles(values: list[float]) -> tuple[float, float]:
-    """The first and third."""
+    """Return the first and third quartile."""
     if len(values) < 2:
         return values[0], values[0]
     first, _, third = statistics.quantiles(values, n=4, method="inclusive")

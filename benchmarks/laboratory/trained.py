@@ -1,4 +1,4 @@
-"""Gradients of a real network: ResNet-18 after some steps on MNIST's images, on each rank's own.
+"""Make gradients of ResNet-18 after some steps on MNIST's images, each rank on images of its own.
 
 The network has the shapes of shapes/resnet18.txt (1,000 classes, of which ten occur). Images are
 enlarged to 64 x 64 pixels in three channels. One rank trains it and writes its parameters; then

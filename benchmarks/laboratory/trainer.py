@@ -1,4 +1,4 @@
-"""What runs on each host of time_to_accuracy.py: takes a plan, trains by its methods in turn.
+"""Train by the methods of a plan in turn, on each host of time_to_accuracy.py.
 
 ``python -m laboratory.trainer PLAN``; the plan is a JSON object with backend, ranks_per_host, task,
 seed, methods ({label: steps}), every and folder. Each rank r writes folder/rank-r.json after each
@@ -28,7 +28,7 @@ UNTIMED = 3  # steps before the run, on a copy: connections are made, kernels ar
 
 
 class Trainer:
-    """One rank of one launch."""
+    """Run as one rank of one launch."""
 
     def __init__(self, plan: dict[str, Any]) -> None:
         self.plan, self.task = plan, TASKS[plan["task"]]

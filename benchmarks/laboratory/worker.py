@@ -1,4 +1,4 @@
-"""What runs on each host: takes a plan, times its methods in turn, writes what it measured.
+"""Time the methods of a plan in turn on each host, and write the figures.
 
 ``python -m laboratory.worker PLAN``; the plan is a JSON object with backend, ranks_per_host, model,
 trained, methods (labels), steps, warmup, backward_s and folder. Each rank r writes its figures to
@@ -34,7 +34,7 @@ BACKWARD_STEPS = 5
 
 
 class Worker:
-    """One rank of one launch."""
+    """Run as one rank of one launch."""
 
     def __init__(self, plan: dict[str, Any]) -> None:
         self.plan = plan
@@ -92,11 +92,11 @@ class Worker:
         exchanger.close()
         found |= {key: (after[key] - before[key]) / len(figures) for key in before}
         found |= {k: statistics.fmean(f[k] for f in figures) for k in ("cpu_s", "machine_cpu_s")}
-        told = {key: statistics.fmean(r[key] for r in reports) for key in REPORTED if reports[0]}
-        return found | {"seconds": [f["seconds"] for f in figures], "report": told}
+        report = {k: statistics.fmean(r[k] for r in reports) for k in REPORTED if reports[0]}
+        return found | {"seconds": [f["seconds"] for f in figures], "report": report}
 
     def _timed_step(self, exchanger: Exchanger, step: int) -> dict[str, float]:
-        """Figures of one exchange, for which the ranks set out together."""
+        """Return the figures of one exchange, which the ranks begin together."""
         exchanger.fill(step % VARIANTS)
         self.ranks.barrier()
         before, begin = _processor(), time.perf_counter()
@@ -105,7 +105,7 @@ class Worker:
         return {"seconds": seconds} | {key: after[key] - before[key] for key in before}
 
     def _quality(self, network: Network) -> dict[str, Any]:
-        """Checksum of the averaged gradient, and on the first rank its relative squared error."""
+        """Return a checksum of the averaged gradient, and on rank 0 its relative squared error."""
         crc, error, norm = 0, 0.0, 0.0
         averages = [average.contiguous() for average in network.averages()]
         for average in averages:
@@ -124,7 +124,7 @@ class Worker:
 
 
 def _traffic() -> dict[str, float]:
-    """Bytes through this host's interface so far."""
+    """Return the bytes through this host's interface so far."""
     return {
         "sent_bytes": float((COUNTERS / "tx_bytes").read_text()),
         "received_bytes": float((COUNTERS / "rx_bytes").read_text()),
@@ -132,7 +132,7 @@ def _traffic() -> dict[str, float]:
 
 
 def _processor() -> dict[str, float]:
-    """Seconds of processor so far: of this rank, and of everything on the machine."""
+    """Return the processor's seconds so far, of this rank, and of the whole machine."""
     usage = resource.getrusage(resource.RUSAGE_SELF)
     fields = Path("/proc/stat").read_text(encoding="utf-8").split("\n", 1)[0].split()
     user, nice, system, _idle, _iowait, irq, softirq = map(int, fields[1:8])

@@ -13,7 +13,6 @@ from trainer_runs import (
     SCALE,
     compressor,
     network,
-    residuals_are_unscaled,
     same_everywhere,
     shared_folder,
     state_of,
@@ -63,32 +62,6 @@ def another_precision():
     AcceleratorState._reset_state()
     yield
     AcceleratorState._reset_state()
-
-
-def test_fp16_overflows_on_one_rank_and_resumes(another_precision):
-    """That step moves nothing; residuals follow the scale; a resumed loop repeats the rest."""
-    with shared_folder() as folder:
-        accelerator, model, optimizer, own = compressed(mixed_precision="fp16")
-        train(accelerator, model, optimizer, [0])
-        before = state_of(model)
-        train(accelerator, model, optimizer, [1], overflows=1)
-        assert optimizer.step_was_skipped and accelerator.scaler.get_scale() == SCALE / 2
-        assert torch.equal(state_of(model), before)
-        train(accelerator, model, optimizer, [2])
-        assert not torch.equal(state_of(model), before)
-        accelerator.save_state(folder)
-        train(accelerator, model, optimizer, range(3, 6))
-        whole = state_of(model)
-        residuals_are_unscaled(own)
-        same_everywhere(whole)
-
-        accelerator.free_memory()
-        accelerator, model, optimizer, own = compressed(mixed_precision="fp16")
-        accelerator.load_state(folder)
-        assert accelerator.scaler.get_scale() == SCALE / 2
-        train(accelerator, model, optimizer, range(3, 6))
-        residuals_are_unscaled(own)
-        assert torch.equal(state_of(model), whole)
 
 
 @pytest.mark.parametrize("precision", ["bf16", "no"])

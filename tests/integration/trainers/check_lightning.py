@@ -9,17 +9,12 @@ import pytest
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
-from lightning.pytorch.callbacks import ModelCheckpoint
-from lightning.pytorch.plugins import MixedPrecision
 from torch.utils.data import DataLoader, TensorDataset
 from trainer_runs import (
-    SCALE,
     compressor,
     groups,
     network,
-    residuals_are_unscaled,
     same_everywhere,
-    scaler,
     shared_folder,
     state_of,
 )
@@ -103,44 +98,3 @@ def test_accumulation_precision_and_a_compiled_module(precision):
     assert callback.compressor.step == 3
     assert 4 < callback.compressor.report()["bits_per_coordinate"] < 9
     same_everywhere(state_of(model))
-
-
-class Overflowing(Module):
-    """Rank 0 has Inf in its second batch. Parameters and the loss scale after each step."""
-
-    def __init__(self, scaler) -> None:
-        super().__init__()
-        self.scaler = scaler
-        self.after: list[tuple[torch.Tensor, float]] = []
-
-    def training_step(self, batch, index):
-        loss = super().training_step(batch, index)
-        return loss * torch.inf if self.global_rank == 0 and self.global_step == 1 else loss
-
-    def on_train_batch_end(self, outputs, batch, index):
-        self.after.append((state_of(self), self.scaler.get_scale()))
-
-
-def test_fp16_overflows_on_one_rank_and_resumes():
-    """That step moves nothing; residuals follow the scale; a resumed fit repeats the rest."""
-
-    def fit(steps: int, callbacks, path: str | None = None) -> tuple[Overflowing, Compress]:
-        own, module = Compress(compressor()), Overflowing(scaler())
-        precision = MixedPrecision("16-mixed", "cpu", module.scaler)
-        saves = {"enable_checkpointing": bool(callbacks), "plugins": [precision]}
-        trainer_of([own, *callbacks], steps, **saves).fit(module, loader(), ckpt_path=path)
-        return module, own
-
-    with shared_folder() as folder:
-        saves = ModelCheckpoint(folder, filename="{epoch}", save_top_k=-1)
-        whole, own = fit(2 * EPOCH, [saves])
-        (first, _), (second, _), (third, _) = whole.after[:3]
-        assert [scale for _, scale in whole.after] == [SCALE] + [SCALE / 2] * 5
-        assert torch.equal(first, second) and not torch.equal(second, third)
-        assert own.compressor.step == 2 * EPOCH
-        residuals_are_unscaled(own.compressor)
-        same_everywhere(state_of(whole))
-        resumed, again = fit(2 * EPOCH, [], os.path.join(folder, "epoch=0.ckpt"))
-        assert [scale for _, scale in resumed.after] == [SCALE / 2] * EPOCH
-        residuals_are_unscaled(again.compressor)
-        assert torch.equal(state_of(resumed), state_of(whole))
