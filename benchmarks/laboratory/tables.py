@@ -79,8 +79,8 @@ def _exchange(results: list[Result], arguments: Mapping[str, Any]) -> Table:
 def _time(results: list[Result], arguments: Mapping[str, Any]) -> Table:
     caption = (
         "link: bytes sent at the rate; hooks: the same step without an exchange; encode, wait, "
-        "decode: as report() says, parts of\nwhich run while the link is busy; rest: the step "
-        "without these four. CPU: seconds of all cores, and their share of what\nthe cores of "
+        "decode: as report() says, parts of which run while the link is busy; rest: the step "
+        "without these four. CPU: seconds of all cores, and their share of what the cores of "
         "this machine had to give: near 1, hosts wait for each other's turn."
     )
     headings = ["method", "step", "link", "hooks", "encode", "wait", "decode", "rest"]

@@ -39,7 +39,8 @@ class Method:
 
     def having(self, **keywords: Any) -> Method:
         """Return the same method with more keywords, or other values of those that it has."""
-        return replace(self, keywords={**self.keywords, **keywords})
+        whole = {**self.keywords, **keywords}
+        return replace(self, keywords=whole, label=written(self.name, whole))
 
     def scheme(self) -> Any:
         """Construct the compressor.

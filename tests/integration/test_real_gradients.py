@@ -30,19 +30,12 @@ def normalized(gradient: torch.Tensor, norm: str) -> tuple[np.ndarray, np.ndarra
     return v[used] / norms[used], norms[used] ** 2
 
 
-def neighbours(
-    magnitudes: np.ndarray, r: np.ndarray, symmetric: bool
-) -> tuple[np.ndarray, np.ndarray]:
-    """Distances of r from the level below and the level above it."""
+def variance(magnitudes: np.ndarray, r: np.ndarray, symmetric: bool) -> np.ndarray:
+    """sigma^2(r) of ALQ Eqs 2 and 28, coordinate by coordinate: the distance of r from the level
+    below it times that from the level above it."""
     signed = np.concatenate([-magnitudes[::-1], magnitudes]) if symmetric else magnitudes
     upper = np.clip(np.searchsorted(signed, r, side="right"), 1, len(signed) - 1)
-    return np.clip(r - signed[upper - 1], 0, None), np.clip(signed[upper] - r, 0, None)
-
-
-def variance(magnitudes: np.ndarray, r: np.ndarray, symmetric: bool) -> np.ndarray:
-    """sigma^2(r) of ALQ Eqs 2 and 28, coordinate by coordinate."""
-    below, above = neighbours(magnitudes, r, symmetric)
-    return below * above
+    return np.clip(r - signed[upper - 1], 0, None) * np.clip(signed[upper] - r, 0, None)
 
 
 @pytest.mark.parametrize("stage", STAGES)
@@ -92,21 +85,16 @@ def test_no_other_table_has_less_variance(lenet_gradients, stage, bits, symmetri
     gradient = lenet_gradients[stage]
     r, weights = normalized(gradient, norm)
 
-    def measured(scheme) -> float:
+    def measured(kind) -> float:
+        scheme = kind(bits=bits, norm=norm, symmetric=symmetric)
         if hasattr(scheme, "fit"):
             scheme.fit(gradient)
-        return float(
-            (weights * variance(scheme.parts.default.table.magnitudes, r, symmetric)).sum()
-        )
+        table = scheme.parts.default.table
+        return float((weights * variance(table.magnitudes, r, symmetric)).sum())
 
-    ours = measured(ALQ(bits=bits, norm=norm, symmetric=symmetric))
-    rivals = {
-        "QSGD": QSGD(bits=bits, norm=norm, symmetric=symmetric),
-        "NUQSGD": NUQSGD(bits=bits, norm=norm, symmetric=symmetric),
-        "AMQ": AMQ(bits=bits, norm=norm, symmetric=symmetric),
-    }
-    for name, rival in rivals.items():
-        assert ours <= (1 + 1e-4) * measured(rival), name
+    ours = measured(ALQ)
+    for rival in (QSGD, NUQSGD, AMQ):
+        assert ours <= (1 + 1e-4) * measured(rival), rival
 
 
 @pytest.mark.parametrize("stage", STAGES)
@@ -134,9 +122,8 @@ def test_statistics_side_by_side(lenet_gradients):
     for statistics in ("histogram", "normal"):
         scheme = ALQ(bits=3, **PAPER, statistics=statistics)
         scheme.fit(gradient)
-        total[statistics] = (
-            weights * variance(scheme.parts.default.table.magnitudes, r, True)
-        ).sum()
+        table = scheme.parts.default.table
+        total[statistics] = (weights * variance(table.magnitudes, r, True)).sum()
     assert total["histogram"] < 0.7 * total["normal"]
 
 
@@ -150,10 +137,9 @@ def test_the_partial_bucket_of_a_real_gradient(lenet_gradients, bits, most):
     r, weights = normalized(gradient, "l2")
     tail = np.abs(gradient[gradient.numel() // BUCKET * BUCKET :].double().numpy())
     square = np.sum(tail**2)
-    error = (weights * variance(scheme.parts.default.table.magnitudes, r, True)).sum()
-    error += (
-        square * variance(scheme.parts.default.table.magnitudes, tail / np.sqrt(square), True).sum()
-    )
+    magnitudes = scheme.parts.default.table.magnitudes
+    error = (weights * variance(magnitudes, r, True)).sum()
+    error += square * variance(magnitudes, tail / np.sqrt(square), True).sum()
     assert square > 0 and error <= most * float(gradient.double().square().sum())
 
 

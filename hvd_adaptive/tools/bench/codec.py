@@ -21,36 +21,36 @@ from typing import Any
 import torch
 from tqdm import tqdm
 
-import hvd_adaptive
-from hvd_adaptive.changes import keywords_of
 from hvd_adaptive.codec.payloads import Payloads
 from hvd_adaptive.options import Tuning
-from hvd_adaptive.tools.methods import read, written
+from hvd_adaptive.tools.methods import Method, read
 
 BITS = tuple(range(2, 9))  # of table schemes
 TABLE_SCHEMES = ("ALQ", "AMQ", "NUQSGD", "QSGD")
-# The keywords of each scheme's cases.
-CASES: dict[str, tuple[dict[str, Any], ...]] = {
-    **{name: tuple({"bits": bits} for bits in BITS) for name in TABLE_SCHEMES},
-    "ECDQ": tuple({"bits": bits} for bits in (0.5, 1.0, 2.0, 3.0, 5.0, 8.0)),
-    "EDEN": tuple({"bits": bits} for bits in (1, 2, 3, 4, 8)),
-    "DRIVE": ({},),
-    "TernGrad": ({}, {"clip": None}),
-    "ORQ": (
-        *({"levels": levels} for levels in (3, 5, 9, 17, 33)),
-        {"levels": 9, "level_dtype": "float16"},
-        {"levels": 9, "solver": "coordinate_descent"},
-        {"levels": 9, "clip": 2.5},
-    ),
-    "LinearQuantile": ({"levels": 9},),
-    "BinGrad": ({}, {"variant": "biased"}, {"variant": "biased", "iterate": True}),
-    "SignSGD": ({},),
-    "OneBitSGD": ({},),
-    "NaturalCompression": ({},),
-    "SparseSGD": ({"density": 0.01}, {"density": 0.1}),
-    "QCS": ({"gain": 10}, {"gain": 30}, {"gain": 100}, {"gain": 10, "estimator": "mmse"}),
-}
-NAMES = tuple(CASES)
+# What is measured, as tools.methods reads it; table schemes with each of ``Options.table_bits``.
+CASES = (
+    *(f"{name}(bits=3)" for name in TABLE_SCHEMES),
+    "ECDQ(bits=0.5|1.0|2.0|3.0|5.0|8.0)",
+    "EDEN(bits=1|2|3|4|8)",
+    "DRIVE()",
+    "TernGrad()",
+    "TernGrad(clip=None)",
+    "ORQ(levels=3|5|9|17|33)",
+    "ORQ(levels=9, level_dtype='float16')",
+    "ORQ(levels=9, solver='coordinate_descent')",
+    "ORQ(levels=9, clip=2.5)",
+    "LinearQuantile(levels=9)",
+    "BinGrad()",
+    "BinGrad(variant='biased')",
+    "BinGrad(variant='biased', iterate=True)",
+    "SignSGD()",
+    "OneBitSGD()",
+    "NaturalCompression()",
+    "SparseSGD(density=0.01|0.1)",
+    "QCS(gain=10|30|100)",
+    "QCS(gain=10, estimator='mmse')",
+)
+NAMES = tuple(dict.fromkeys(text.partition("(")[0] for text in CASES))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -81,38 +81,36 @@ class Options:
 
 def cases(options: Options) -> dict[str, Any]:
     """Return {label: scheme}."""
-    made = {}
-    for name in [name for name in NAMES if name in options.schemes]:
+    made, device = {}, torch.device(options.device)
+    codings = options.codings if device.type == "cpu" else ("fixed",)
+    for method in _methods(options):
         shared: dict[str, Any] = {"bucket_size": options.bucket_size}
-        if options.norm is not None and name in TABLE_SCHEMES:
+        if options.norm is not None and method.name in TABLE_SCHEMES:
             shared["norm"] = options.norm
-        for own in _keywords(name, options):
-            made[written(name, own)] = getattr(hvd_adaptive, name)(**own, **shared)
-    if options.device != "cpu":
-        device = torch.device(options.device)
-        return {k: v for k, v in made.items() if not v.parts.default.payloads.is_on_host(device)}
-    again = _coded(made, options.codings)
-    return made | again if "fixed" in options.codings else again
-
-
-def _keywords(name: str, options: Options) -> Sequence[dict[str, Any]]:
-    """Return the keywords of a scheme's cases: those of CASES, or with the given bits."""
-    bits = options.bits or (options.table_bits if name in TABLE_SCHEMES else None)
-    if bits is None or "bits" not in CASES[name][0]:
-        return CASES[name]
-    return [{"bits": b} for b in bits]
-
-
-def _coded(made: dict[str, Any], codings: Sequence[str]) -> dict[str, Any]:
-    """Return the same schemes with each lossless coder that they allow."""
-    again = {}
-    for coding, (label, scheme) in itertools.product(codings, made.items()):
-        if coding != "fixed" and coding in scheme.parts.default.codings:
-            (method,) = read(label)
-            keywords = keywords_of(scheme) | {"coding": coding}
+        scheme = method.having(**shared).scheme()
+        if device.type != "cpu" and scheme.parts.default.payloads.is_on_host(device):
+            continue
+        if "fixed" in codings:
+            made[str(method)] = scheme
+        for coding in codings:
+            if coding == "fixed" or coding not in scheme.parts.default.codings:
+                continue
+            coded = method.having(coding=coding)
             with contextlib.suppress(ValueError):  # tables that this coder does not code
-                again[str(method.having(coding=coding))] = type(scheme)(**keywords)
-    return again
+                made[str(coded)] = coded.having(**shared).scheme()
+    return made
+
+
+def _methods(options: Options) -> Iterator[Method]:
+    """Yield the methods of ``schemes``, with the given bits if they have bits."""
+    for method in itertools.chain.from_iterable(map(read, CASES)):
+        bits = options.bits or (options.table_bits if method.name in TABLE_SCHEMES else None)
+        if method.name not in options.schemes:
+            continue
+        if bits and "bits" in method.keywords:
+            yield from (method.having(bits=number) for number in bits)
+        else:
+            yield method
 
 
 def run(options: Options) -> Iterator[tuple[str, dict[str, float]]]:

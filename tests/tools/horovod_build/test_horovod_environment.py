@@ -139,27 +139,27 @@ def wrapped(file):
     return run
 
 
-def test_wrapper_sets_standard_and_debugging_last(facts, wrapped, monkeypatch):
+@pytest.mark.parametrize(
+    ("given", "before", "after"),
+    [
+        ("-g -std=gnu++14 '-DNAME=a b' -c x.cc -o 'x y.o'", "", " -std=c++20 -g0"),
+        ("-std=c++17 -D__CUDA_ARCH_LIST__=800 -E x.cu", "", ""),  # a pass of nvcc
+        ("-std=c++17 -D__CUDA_ARCH__=800 -E x.cu", "", ""),
+        ("-std=c++17 -D__CUDACC__ -E x.cu", "", ""),
+        ("-shared -Wl,-rpath,/built/here -o x.so", "'-Wl,-rpath,{}' ", " -std=c++20 -g0"),
+    ],
+)
+def test_wrapper(facts, wrapped, monkeypatch, given, before, after):
+    """The standard and debugging come last, the environment's libraries first."""
     monkeypatch.delenv("HOROVOD_DEBUG", raising=False)
-    given = "-g -std=gnu++14 '-DNAME=a b' -c x.cc -o 'x y.o'"
-    assert wrapped(facts, given) == f"-first {given} -std=c++20 -g0"
-    older = replace(facts, torch=replace(facts.torch, standard=17))
-    assert wrapped(older, given) == f"-first {given} -std=c++17 -g0"
+    assert wrapped(facts, given) == f"-first {before.format(facts.mpi.library)}{given}{after}"
+
+
+def test_wrapper_of_other_facts(facts, wrapped, monkeypatch):
     monkeypatch.setenv("HOROVOD_DEBUG", "1")
-    assert wrapped(facts, given) == f"-first {given} -std=c++20"
-
-
-def test_wrapper_leaves_nvcc_passes_alone(facts, wrapped):
-    for macro in ("-D__CUDA_ARCH_LIST__=800", "-D__CUDA_ARCH__=800", "-D__CUDACC__"):
-        given = f"-std=c++17 {macro} -E x.cu"
-        assert wrapped(facts, given) == f"-first {given}"
-
-
-def test_wrapper_puts_the_environments_libraries_first(facts, wrapped):
-    given = "-shared -Wl,-rpath,/built/here -o x.so"
-    assert wrapped(facts, given).startswith(f"-first '-Wl,-rpath,{facts.mpi.library}' {given} ")
-    assert "rpath" not in wrapped(facts, "-o program")
-    assert wrapped(replace(facts, mpi=None), given).startswith(f"-first {given}")
+    given = "-shared -o x.so"
+    older = replace(facts, torch=replace(facts.torch, standard=17), mpi=None)
+    assert wrapped(older, given) == f"-first {given} -std=c++17"
 
 
 @pytest.mark.skipif(not preflight.find_compiler(), reason="no C++ compiler")
