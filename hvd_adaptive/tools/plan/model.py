@@ -154,8 +154,8 @@ def advise(predictions: Sequence[Forecast]) -> tuple[Forecast, str]:
         return float32, f"no method saves {WORTH:.0%} of its step, {seconds(float32.step_s)}"
     choice = min((p for p in good if p.step_s <= ALIKE * good[0].step_s), key=lambda p: p.error)
     base = float32 if choice.method in STOCK else stock
-    told = f"a step of {seconds(choice.step_s)} instead of {seconds(base.step_s)} in {base.method}"
-    return choice, f"{told}; relative squared error {choice.error:.2g}"
+    saved = f"a step of {seconds(choice.step_s)} instead of {seconds(base.step_s)} in {base.method}"
+    return choice, f"{saved}; relative squared error {choice.error:.2g}"
 
 
 def in_script(prediction: Forecast) -> str:

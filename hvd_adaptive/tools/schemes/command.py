@@ -41,28 +41,28 @@ def register(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> N
 
 def run(arguments: argparse.Namespace) -> int:
     """Run the command and return the exit status."""
-    asked = arguments.schemes or outlines()
+    chosen = arguments.schemes or outlines()
     if arguments.schemes and not arguments.json:
-        _print_documentation(asked)
+        _print_documentation(chosen)
     if arguments.measure:
         from hvd_adaptive.tools.schemes.catalog import entry
 
-        entries = [entry(one) for one in asked]
+        entries = [entry(one) for one in chosen]
         if arguments.json:
             print_json([asdict(one) for one in entries])
         else:
             _print_measured(entries)
     elif arguments.json:
-        print_json([asdict(one) for one in asked])
+        print_json([asdict(one) for one in chosen])
     elif not arguments.schemes:
-        _print_outlines(asked)
+        _print_outlines(chosen)
     return OK
 
 
-def _print_outlines(asked: list[Outline]) -> None:
+def _print_outlines(chosen: list[Outline]) -> None:
     wide = console().width >= WIDE
     heading = "scheme, its own keywords" if wide else "scheme"
-    rows = [(one.signature if wide else one.name, one.method) for one in asked]
+    rows = [(one.signature if wide else one.name, one.method) for one in chosen]
     caption = (
         "hvd-adaptive schemes NAME describes one scheme, hvd-adaptive schemes --measure prints "
         "bits and errors of all."
@@ -86,9 +86,9 @@ def _print_measured(entries: list) -> None:
     console().print("hvd-adaptive schemes --help explains the columns", markup=False)
 
 
-def _print_documentation(asked: list[Outline]) -> None:
+def _print_documentation(chosen: list[Outline]) -> None:
     out = console()
-    for one in asked:
+    for one in chosen:
         out.print(one.signature, style="bold", markup=False)
         out.print(f"\n{filled(one.documentation, out.width)}\n", markup=False)
     out.print("Shared keywords, of every scheme", style="bold")
