@@ -59,8 +59,8 @@ def outline(text: str) -> Outline:
 
 def shared_keywords() -> str:
     """Return the documentation of the keywords that every scheme shares."""
-    (node,) = _classes(PACKAGE / "settings.py")
-    return (ast.get_docstring(node) or "").partition("\n\n")[2]
+    (settings,) = (n for n in _classes(PACKAGE / "settings.py") if n.name == "Settings")
+    return (ast.get_docstring(settings) or "").partition("\n\n")[2]
 
 
 def _classes(file: Path) -> list[ast.ClassDef]:
