@@ -50,6 +50,7 @@ import hvd_adaptive  # noqa: E402
 from hvd_adaptive.base.device import wait_for  # noqa: E402
 from hvd_adaptive.tools.bench import codec  # noqa: E402
 from hvd_adaptive.tools.launch import Ranks  # noqa: E402
+from hvd_adaptive.tools.output import script_parser  # noqa: E402
 from hvd_adaptive.tools.processes import Job  # noqa: E402
 
 
@@ -67,7 +68,7 @@ def facts(arguments: argparse.Namespace) -> dict[str, Any]:
 
 
 def suite(arguments: argparse.Namespace) -> dict[str, Any]:
-    """The tests of the kernels, in a process of their own."""
+    """Run the tests of the kernels in a process of their own."""
     missing = [name for name in TEST_MODULES if importlib.util.find_spec(name) is None]
     if missing:
         return {"status": f"left out: no {', '.join(missing)} here"}
@@ -80,7 +81,7 @@ def suite(arguments: argparse.Namespace) -> dict[str, Any]:
 def finished(
     command: list[str], environment: dict[str, str], arguments: argparse.Namespace, lines: int
 ) -> dict[str, Any]:
-    """Run a command; it is ended when the time is up. Returns status, seconds and last lines."""
+    """Run a command until the time is up; return its status, seconds and last lines."""
     begin = time.monotonic()
     seconds = max(LEAST_S, arguments.end + SPARE_S - begin)
     job = Job(command, seconds, environment=environment, folder=ROOT)
@@ -91,7 +92,7 @@ def finished(
 
 
 def speed(arguments: argparse.Namespace, known: dict[str, Any], keep: Callable) -> dict[str, Any]:
-    """Label -> seconds of each action; ``keep`` is told after each case."""
+    """Return {label: seconds of each action}; ``keep`` gets them after each case."""
     options = codec.Options(
         table_bits=BITS,
         codings=("fixed",),
@@ -115,7 +116,7 @@ def speed(arguments: argparse.Namespace, known: dict[str, Any], keep: Callable) 
 
 
 def row(label: str, t: dict[str, float], coordinates: int) -> str:
-    """One line of the table of docs/performance.md."""
+    """Return a line of the table of docs/performance.md."""
     size = 4 * coordinates / 1e9
     return (
         f"| {label} | {t['bits']:.2f} | {size / t['encode']:.0f} | {t['memcpy'] / t['encode']:.2f} "
@@ -125,7 +126,7 @@ def row(label: str, t: dict[str, float], coordinates: int) -> str:
 
 
 def latency(arguments: argparse.Namespace) -> dict[str, Any]:
-    """Microseconds of one group of 100,000 coordinates: medians."""
+    """Return the median microseconds of one group of 100,000 coordinates."""
     device, told = arguments.device, {}
     flat = sample(100_000, device)
     for scheme in (hvd_adaptive.ALQ(bits=3), hvd_adaptive.QSGD(bits=4), hvd_adaptive.SignSGD()):
@@ -142,7 +143,7 @@ def latency(arguments: argparse.Namespace) -> dict[str, Any]:
 
 
 def timed(action: Callable[[], object], device: torch.device) -> tuple[float, float]:
-    """Seconds until an action returns, and until the device has done it."""
+    """Return the seconds until an action returns, and until the device has done it."""
     wait_for(device)
     begin = time.perf_counter()
     action()
@@ -152,7 +153,7 @@ def timed(action: Callable[[], object], device: torch.device) -> tuple[float, fl
 
 
 def ranks(arguments: argparse.Namespace) -> dict[str, Any]:
-    """Two ranks on one GPU; NCCL refuses to serve two, so payloads go through the host."""
+    """Run two ranks on one GPU; NCCL refuses to serve two, so payloads go through the host."""
     if arguments.horovod is None:
         return {"status": "left out: no --horovod"}
     here = {"PIP_NO_INDEX": "1", "PIP_FIND_LINKS": str(arguments.horovod.resolve())}
@@ -168,7 +169,7 @@ def ranks(arguments: argparse.Namespace) -> dict[str, Any]:
 
 
 def table(results: dict[str, Any], arguments: argparse.Namespace) -> str:
-    """Markdown for docs/performance.md."""
+    """Return the Markdown for docs/performance.md."""
     known = results.get("facts", {})
     memcpy = statistics.median([t["memcpy"] for t in results.get("speed", {}).values()] or [1.0])
     lines = [
@@ -196,10 +197,8 @@ PARTS: dict[str, Callable[[argparse.Namespace], dict[str, Any]]] = {
 
 
 def main(words: list[str] | None = None) -> int:
-    """Measure what is missing; 1 where something differs or failed."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    """Measure what is missing; return 1 if something differs or failed."""
+    parser = script_parser(__doc__)
     parser.add_argument("--output", type=Path, default=Path("gpu.json"))
     parser.add_argument("--parts", nargs="+", choices=(*PARTS, "speed"))
     parser.add_argument("--horovod", type=Path, metavar="FOLDER")
@@ -248,7 +247,7 @@ def main(words: list[str] | None = None) -> int:
 
 
 def failed(result: dict[str, Any]) -> bool:
-    """Whether a part says so."""
+    """Return whether a part has failed."""
     stages = [part for part in result.values() if isinstance(part, dict) and part.get("status")]
     codes = result.get("status")
     return bool(

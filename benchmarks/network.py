@@ -25,16 +25,13 @@ from laboratory.shapes import SIZES
 from laboratory.tables import conditions, print_tables
 from tqdm import tqdm
 
-from hvd_adaptive.tools.output import whole
+from hvd_adaptive.tools.output import script_parser, whole
 
 
 def arguments() -> argparse.Namespace:
-    """What the command line asks for."""
-    parser = argparse.ArgumentParser(
-        description=__doc__,
-        epilog=f"methods:\n{asked.__doc__.partition(chr(10))[2]}",
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    """Parse the command line."""
+    parser = script_parser(__doc__)
+    parser.epilog = f"methods:\n{asked.__doc__.partition(chr(10))[2]}"
     parser.add_argument("--hosts", type=whole(2), default=4)
     parser.add_argument("--ranks-per-host", type=whole(1), default=1, help="that share its link")
     parser.add_argument("--rate", default="1gbit", help="of each link, as tc writes it: 1gbit")

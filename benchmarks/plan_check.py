@@ -38,7 +38,7 @@ TARGET = 1.5
 
 
 def arguments() -> argparse.Namespace:
-    """What the command line asks for."""
+    """Parse the command line."""
     parser = script_parser(__doc__)
     add = parser.add_argument
     add("--hosts", type=whole(2), nargs="+", default=[2, 4, 8])

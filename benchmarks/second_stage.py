@@ -39,7 +39,7 @@ COLUMNS = ("method", "ranks", "second stage", "first error", "added", "error", "
 
 
 def main() -> int:
-    """Measure, print, and write what is asked for."""
+    """Measure, print, and write the figures."""
     options = _options()
     torch.set_num_threads(1)
     sizes = [shape for _, shape in read_shapes(options.model)]

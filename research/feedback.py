@@ -27,6 +27,7 @@ from verdicts import Interval
 
 from hvd_adaptive import ALQ, BinGrad, OneBitSGD, ResidualError, SignSGD, SparseSGD, simulate
 from hvd_adaptive.compressor import GradientCompressor
+from hvd_adaptive.tools.output import script_parser
 
 SCHEMES: dict[str, Callable[..., GradientCompressor]] = {
     'ALQ(bits=2, norm="l2", symmetric=True)': functools.partial(
@@ -45,9 +46,7 @@ HEADINGS = ("scheme", *(f"{what}, `{beta!r}`" for what in ("loss", "deficit") fo
 
 def make_parser() -> argparse.ArgumentParser:
     """The flags."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = script_parser(__doc__)
     parser.add_argument("--rate", type=float, default=0.1, help="learning rate (0.1)")
     parser.add_argument("--seeds", type=int, default=10, help="paired runs of each (10)")
     parser.add_argument("--steps", type=int, default=300, help="of a run (300)")

@@ -9,7 +9,6 @@ weights, with the same batches and dropout. Gradients are averaged by hvd_adapti
 
 from __future__ import annotations
 
-import argparse
 import functools
 import logging
 from collections.abc import Callable
@@ -26,6 +25,7 @@ from tqdm import tqdm
 from verdicts import Interval
 
 from hvd_adaptive import ALQ, EDEN, simulate
+from hvd_adaptive.tools.output import script_parser
 
 TOKENS, STYLES, LENGTH, RANKS, BATCH = 200, 6, 24, 4, 8
 FIRST = 2  # the tokens before it are the padding and the mask
@@ -168,9 +168,7 @@ def lines(ends: dict[str, list[list[float]]]) -> list[list[str]]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = script_parser(__doc__)
     parser.add_argument("--seeds", type=int, default=5, help="paired seeds (5)")
     parser.add_argument("--steps", type=int, default=80, help="of a fine-tuning (80)")
     parser.add_argument("--pretraining", type=int, default=200, help="steps (200)")
