@@ -141,8 +141,7 @@ class HistogramStatistic:
             return with_tail(weighted[:-1], squared[:-1], buckets)
 
     def of_coordinates(self, collected: Sequence[np.ndarray]) -> Distribution:
-        counts = self._sums(collected)[1]
-        return Histogram.from_counts(counts[:BINS], counts[BINS], counts[BINS + 1])
+        return Histogram.from_counts(self._sums(collected)[1, :-1])
 
     def _sums(self, collected: Sequence[np.ndarray]) -> np.ndarray:
         return np.sum(collected, axis=0).reshape(3, BINS + 3)

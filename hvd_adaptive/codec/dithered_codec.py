@@ -151,7 +151,7 @@ class DitheredCodec(FittedCodec):
     def fit(self, gradients: torch.Tensor | Sequence[torch.Tensor]) -> None:
         """See ``ecdq.ECDQ.fit``."""
         usable = self._usable_in(buckets_of(gradients, self.settings))
-        law, coverage = _law(self._counts(usable)), Coverage.of([usable.head])
+        law, coverage = Histogram.from_counts(self._counts(usable)), Coverage.of([usable.head])
         self._fitted, self._modelled = self._code_for(law, coverage, self._control)
         self._version += 1
 
@@ -180,7 +180,7 @@ class DitheredCodec(FittedCodec):
         modelled, control, code = self._modelled, self._control, self._fitted
         if coverage.found > 0:
             try:
-                law = _law(counts)
+                law = Histogram.from_counts(counts)
                 now = self._bits(self.code, law, coverage)
                 control = control.updated(bits, coordinates, (now + (self._modelled or now)) / 2)
                 code, modelled = self._code_for(law, coverage, control)
@@ -313,7 +313,3 @@ def _counts_of(state: Mapping[str, Any], entry: str, count: int) -> list[float]:
             f"state: {entry} must be {count} finite numbers, none below 0, not {numbers}"
         )
     return numbers
-
-
-def _law(counts: np.ndarray) -> Histogram:
-    return Histogram.from_counts(counts[:BINS], counts[BINS], counts[BINS + 1])

@@ -35,6 +35,5 @@ from hvd_adaptive.levels.objective import magnitude_probabilities as magnitude_p
 from hvd_adaptive.levels.objective import sample_variance as sample_variance
 from hvd_adaptive.levels.objective import symbol_probabilities as symbol_probabilities
 from hvd_adaptive.levels.tail import with_tail as with_tail
-from hvd_adaptive.levels.truncated_normal import Folded as Folded
 from hvd_adaptive.levels.truncated_normal import Mixture as Mixture
 from hvd_adaptive.levels.truncated_normal import TruncatedNormal as TruncatedNormal

@@ -54,60 +54,30 @@ class Histogram(Distribution):
         self._second = _cumulate(self.masses * squares)
 
     @classmethod
-    def from_counts(
-        cls,
-        counts: ArrayLike,
-        zeros: ArrayLike = 0.0,
-        ones: ArrayLike = 0.0,
-        weights: ArrayLike | None = None,
-    ) -> Histogram:
-        """Build a histogram from counts on ``LOG_EDGES``, of one bucket or of N.
-
-        Args:
-            counts: (LOG_BINS,) or (N, LOG_BINS), any non-negative numbers.
-            zeros: () or (N,), number of coordinates that are exactly 0.
-            ones: () or (N,), number of coordinates that are exactly 1.
-            weights: (N,), gamma_n of ALQ Eq. 10. With weights, each bucket counts as a law of its
-                own, regardless of its size. Without weights, the counts are added.
+    def from_counts(cls, counts: ArrayLike) -> Histogram:
+        """Build a histogram from the non-negative counts (LOG_BINS + 2,) of ``LOG_EDGES``' bins, of
+        zeros and of ones.
         """
-        table = np.atleast_2d(np.asarray(counts, dtype=np.float64))
-        if table.ndim != 2 or table.shape[1] != LOG_BINS:
-            raise ValueError(f"counts: must have {LOG_BINS} columns, not shape {table.shape}")
-        ends = [np.broadcast_to(np.asarray(end, float), table.shape[0]) for end in (zeros, ones)]
-        table = np.column_stack([table, *ends])
-        if weights is None:
-            pooled = table.sum(axis=0)
-        else:
-            sizes = table.sum(axis=1)
-            # An empty bucket does not count.
-            shares = np.divide(weights, sizes, out=np.zeros_like(sizes), where=sizes > 0)
-            pooled = shares @ table
-        return cls(LOG_EDGES, pooled[:LOG_BINS], pooled[-2], pooled[-1])
+        counts = np.asarray(counts, dtype=np.float64)
+        if counts.shape != (LOG_BINS + 2,):
+            raise ValueError(f"counts: must have shape {(LOG_BINS + 2,)}, not {counts.shape}")
+        return cls(LOG_EDGES, counts[:LOG_BINS], *counts[LOG_BINS:])
 
     @classmethod
-    def from_samples(
-        cls, r: ArrayLike, weights: ArrayLike | None = None, edges: ArrayLike = LOG_EDGES
-    ) -> Histogram:
-        """Build a histogram from samples of r in [0, 1], of any shape.
+    def from_samples(cls, r: ArrayLike, weights: ArrayLike | None = None) -> Histogram:
+        """Build a histogram on ``LOG_EDGES`` from samples of r, of any shape, and their weights.
 
-        Samples that exceed 1 by rounding (at most 1e-6) count as 1.
-
-        Args:
-            r: Samples.
-            weights: Weights in the shape of ``r``; 1 if None.
-            edges: Ascending from 0 to 1.
-
-        Raises:
-            ValueError: A sample is NaN or outside [0, 1].
+        Samples that exceed 1 by rounding (at most 1e-6) count as 1. Others outside [0, 1] raise
+        ValueError.
         """
-        r, edges = np.asarray(r, dtype=np.float64).reshape(-1), np.asarray(edges, dtype=np.float64)
+        r = np.asarray(r, dtype=np.float64).reshape(-1)
         if not np.all((r >= 0) & (r <= 1 + 1e-6)):
             raise ValueError("r: must lie within [0, 1]")
         w = np.ones_like(r) if weights is None else np.asarray(weights, float).reshape(-1)
         inside = (r > 0) & (r < 1)
-        bins = np.searchsorted(edges, r[inside], side="right") - 1
-        masses = np.bincount(bins, weights=w[inside], minlength=edges.size - 1)
-        return cls(edges, masses, w[r == 0].sum(), w[r >= 1].sum())
+        bins = np.searchsorted(LOG_EDGES, r[inside], side="right") - 1
+        masses = np.bincount(bins, weights=w[inside], minlength=LOG_BINS)
+        return cls(LOG_EDGES, masses, w[r == 0].sum(), w[r >= 1].sum())
 
     def moments(self, x: ArrayLike, order: int = 2) -> Moments:
         """Return the integrals of r**k dF over [0, x], k = 0..2, from a single search for the bins.
@@ -175,19 +145,18 @@ class Histogram(Distribution):
         return np.minimum(np.minimum(low + step, self.edges[bins + 1]), c)
 
 
-def tabulated(distribution: Distribution, edges: ArrayLike = LOG_EDGES) -> Histogram:
-    """Return the histogram of any distribution on ``edges``; a Histogram is returned unchanged."""
+def tabulated(distribution: Distribution) -> Histogram:
+    """Return the histogram of any law on ``LOG_EDGES``; a Histogram is returned unchanged."""
     if isinstance(distribution, Histogram):
         return distribution
     own = getattr(distribution, "tabulate", None)
     if own is not None:
-        return own(edges)
-    edges = np.asarray(edges, dtype=np.float64)
-    cdf = np.maximum.accumulate(distribution.cdf(edges))
+        return own()
+    cdf = np.maximum.accumulate(distribution.cdf(LOG_EDGES))
     one_mass = max(0.0, float(cdf[-1] - distribution.cdf(np.nextafter(1.0, 0.0))))
     masses = np.diff(cdf)
     masses[-1] = max(masses[-1] - one_mass, 0.0)
-    return Histogram(edges, masses, float(cdf[0]), one_mass)
+    return Histogram(LOG_EDGES, masses, float(cdf[0]), one_mass)
 
 
 def _cumulate(values: Array) -> Array:

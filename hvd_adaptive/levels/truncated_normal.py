@@ -124,38 +124,13 @@ class TruncatedNormal(Distribution):
         return self._height(peak) * half * (values @ _WEIGHTS)
 
 
-class Folded(Distribution):
-    """Laws of r = |theta| in [0, 1], theta truncated normal on [-1, 1].
-
-    F_r(x) = F_theta(x) - F_theta(-x). Every integral is the sum of the integrals of the laws of mu
-    and -mu over [0, x], so all terms are positive and nothing cancels. ``mu`` and ``sigma`` are
-    those of ``TruncatedNormal``.
-    """
-
-    def __init__(self, mu: ArrayLike, sigma: ArrayLike) -> None:
-        self._sides = TruncatedNormal(mu, sigma), TruncatedNormal(-np.asarray(mu, float), sigma)
-        right, left = (side.integrals(0.0, 1.0)[0] for side in self._sides)
-        self._mass = right + left
-
-    def pdf(self, x: ArrayLike) -> Array:
-        """Return the density at x; 0 for x < 0."""
-        right, left = (side.pdf(x) * side.mass for side in self._sides)
-        return np.where(np.asarray(x) >= 0, right + left, 0.0) / self._mass
-
-    def moments(self, x: ArrayLike, order: int = 2, exact: bool = True) -> Moments:
-        """Return the integrals of r**k dF over [0, x], k = 0..order.
-
-        ``exact`` is described in ``TruncatedNormal.integrals``.
-        """
-        x = np.clip(np.asarray(x, float), 0.0, 1.0)
-        right, left = (side.integrals(0.0, x, order, exact) for side in self._sides)
-        return tuple((a + b) / self._mass for a, b in zip(right, left, strict=True))
-
-
 class Mixture(Distribution):
-    """Law F = sum of gamma_n F_n over the folded truncated normals of N buckets (ALQ Eq. 10).
+    """Law F = sum of gamma_n F_n of r = |theta| over N buckets (ALQ Eq. 10), in which theta is
+    truncated normal on [-1, 1].
 
-    One component is the ``normalized`` case of App. K.1.
+    F_n(x) = F_theta(x) - F_theta(-x). Every integral is the sum of the integrals of the laws of mu
+    and -mu over [0, x], so all terms are positive and nothing cancels. One component is the
+    ``normalized`` case of App. K.1.
 
     Args:
         mu: (N,), mean of each bucket's normalised signed coordinates.
@@ -177,40 +152,36 @@ class Mixture(Distribution):
         if not (np.isfinite(weights).all() and (weights >= 0).all() and weights.sum() > 0):
             raise ValueError("weights: must be finite, not negative, and not all zero")
         self.weights = weights / weights.sum()
-        self.components = Folded(mu, sigma)
+        self._sides = TruncatedNormal(mu, sigma), TruncatedNormal(-mu, sigma)
+        right, left = (side.integrals(0.0, 1.0)[0] for side in self._sides)
+        self._masses = right + left
 
     def pdf(self, x: ArrayLike) -> Array:
-        """Return the density at x."""
-        return self.components.pdf(np.asarray(x, float)[..., None]) @ self.weights
+        """Return the density at x; 0 for x < 0."""
+        x = np.asarray(x, float)[..., None]
+        right, left = (side.pdf(x) * side.mass for side in self._sides)
+        return np.where(x >= 0, right + left, 0.0) / self._masses @ self.weights
 
     def moments(self, x: ArrayLike, order: int = 2, exact: bool = True) -> Moments:
         """Return the integrals of r**k dF over [0, x], k = 0..order.
 
         ``exact`` is described in ``TruncatedNormal.integrals``.
         """
-        x = np.asarray(x, float)
+        x = np.clip(np.asarray(x, float), 0.0, 1.0)
         flat = x.reshape(-1)
         result = np.empty((order + 1, flat.size))
         step = max(1, _CHUNK // self.weights.size)
         for start in range(0, flat.size, step):
             part = slice(start, start + step)
-            moments = self.components.moments(flat[part, None], order, exact)
-            for row, moment in zip(result, moments, strict=True):
-                row[part] = moment @ self.weights
+            sides = (side.integrals(0.0, flat[part, None], order, exact) for side in self._sides)
+            for row, right, left in zip(result, *sides, strict=True):
+                row[part] = (right + left) / self._masses @ self.weights
         return tuple(result.reshape((order + 1, *x.shape)))
 
-    def tabulate(self, edges: ArrayLike = LOG_EDGES) -> Histogram:
-        """Return the histogram of the mixture.
-
-        The cost of a fit then does not depend on the number of components.
-
-        Args:
-            edges: Ascending from 0 to 1.
-
-        Returns:
-            A Histogram whose masses have an absolute error of at most 1e-15.
+    def tabulate(self) -> Histogram:
+        """Return the histogram of the mixture, whose masses have an absolute error of at most
+        1e-15. The cost of a fit then does not depend on the number of components.
         """
-        edges = np.asarray(edges, float)
-        cumulated = self.moments(edges[1:-1], order=0, exact=False)[0]
+        cumulated = self.moments(LOG_EDGES[1:-1], order=0, exact=False)[0]
         cumulated = np.clip(np.concatenate([[0.0], cumulated, [1.0]]), 0.0, 1.0)
-        return Histogram(edges, np.diff(np.maximum.accumulate(cumulated)))
+        return Histogram(LOG_EDGES, np.diff(np.maximum.accumulate(cumulated)))

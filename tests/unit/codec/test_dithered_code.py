@@ -18,7 +18,7 @@ def law(seed: int, freedom: float) -> Histogram:
     """Of Student's t, of root mean square 1/UNIT."""
     t = np.abs(np.random.default_rng(seed).standard_t(freedom, 50_000))
     t = np.minimum(t / np.sqrt(np.mean(t**2)) / UNIT, 1.0)
-    return Histogram.from_counts(np.histogram(t, LOG_EDGES)[0].astype(float), 0.0, 0.0)
+    return Histogram(LOG_EDGES, np.histogram(t, LOG_EDGES)[0])
 
 
 @pytest.mark.parametrize("freedom", [1.5, 4.0, 30.0])

@@ -16,6 +16,7 @@ from hvd_adaptive.levels import (
     first_level,
     gradient,
     gradient_descent,
+    tabulated,
 )
 
 SOLVER = pytest.mark.parametrize("solver", [coordinate_descent, gradient_descent])
@@ -76,7 +77,7 @@ def test_coordinate_descent_on_an_untabulated_mixture(symmetric):
     start = STARTS["uniform"](law, 4, symmetric)
     descent = coordinate_descent(start, law, symmetric)
     assert descent.history.ndim == 1
-    table = coordinate_descent(start, law.tabulate(np.linspace(0, 1, 4001)), symmetric)
+    table = coordinate_descent(start, tabulated(law), symmetric)
     np.testing.assert_allclose(descent.magnitudes, table.magnitudes, rtol=1e-3)
     assert np.abs(gradient(descent.magnitudes, law, symmetric)).max() < 1e-4
 

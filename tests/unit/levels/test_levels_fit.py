@@ -7,7 +7,6 @@ from optimal_levels import optimal_levels
 
 from hvd_adaptive.levels import (
     LOG_BINS,
-    LOG_EDGES,
     SOLVERS,
     STARTS,
     FitError,
@@ -80,8 +79,8 @@ def test_model_optimum(bits, solver, symmetric):
         Histogram([0.3, 0.3 + 1e-15], [1.0], zero_mass=1e12),
         Histogram([1.0 - 1e-16, 1.0], [1.0]),
         Histogram([0.0, 1e-300], [1.0]),
-        Histogram.from_counts(np.eye(LOG_BINS)[0]),
-        Histogram.from_counts(np.eye(LOG_BINS)[-1]),
+        Histogram.from_counts(np.eye(LOG_BINS + 2)[0]),
+        Histogram.from_counts(np.eye(LOG_BINS + 2)[LOG_BINS - 1]),
         Mixture([0.0], [0.0], [1.0]),
         Mixture([0.011], [0.0], [1.0]),
         Mixture([1.0], [0.0], [1.0]),
@@ -139,7 +138,7 @@ def test_extra_starts_are_used():
 
 def test_mixtures_are_tabulated():
     mixture = Mixture([0.0, 0.01], [0.01, 0.02], [1.0, 2.0])
-    direct, table = fit_levels(mixture, 4, True), fit_levels(mixture.tabulate(LOG_EDGES), 4, True)
+    direct, table = fit_levels(mixture, 4, True), fit_levels(mixture.tabulate(), 4, True)
     np.testing.assert_array_equal(direct.magnitudes, table.magnitudes)
 
 

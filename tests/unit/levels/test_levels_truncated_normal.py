@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from hvd_adaptive.levels import Folded, Mixture, TruncatedNormal
+from hvd_adaptive.levels import Mixture, TruncatedNormal
 
 # mu, sigma: ordinary, tiny, huge, and means 1 to 1e12 sigmas outside [-1, 1].
 LAWS = [(0.0, 0.3), (-0.3, 1.0), (0.7, 0.05), (0.3, 1e-12), (-0.011, 1e-9), (1.0, 1e-6)]
@@ -75,7 +75,7 @@ def test_truncated_normal_closed_forms(mu, sigma):
 
 @pytest.mark.parametrize(("mu", "sigma"), LAWS)
 def test_folded_closed_forms(mu, sigma):
-    law = Folded(mu, sigma)
+    law = Mixture([mu], [sigma], [1.0])
     x = np.unique(np.abs(points(mu, sigma)))
     for power, values in enumerate(law.moments(x)):
         expected = np.array([reference(mu, sigma, -t, t, power, folded=True) for t in x])
@@ -84,7 +84,7 @@ def test_folded_closed_forms(mu, sigma):
 
 @pytest.mark.parametrize(("mu", "sigma"), LAWS)
 def test_pdf_integrates_to_cdf_differences(mu, sigma):
-    law, folded = TruncatedNormal(mu, sigma), Folded(mu, sigma)
+    law, folded = TruncatedNormal(mu, sigma), Mixture([mu], [sigma], [1.0])
     mass = reference(mu, sigma, -1, 1, 0, relative=True)
     with mpmath.workdps(25):
         mode = min(max(mpmath.mpf(mu), -1), 1)
@@ -100,7 +100,7 @@ def test_pdf_integrates_to_cdf_differences(mu, sigma):
 @pytest.mark.parametrize(("mu", "sigma"), LAWS)
 def test_inverse_cdf(mu, sigma):
     y = np.array([0.0, 1e-6, 0.1, 0.5, 0.9, 0.999, 1.0])
-    for law, low in ((TruncatedNormal(mu, sigma), -1.0), (Folded(mu, sigma), 0.0)):
+    for law, low in ((TruncatedNormal(mu, sigma), -1.0), (Mixture([mu], [sigma], [1.0]), 0.0)):
         x = law.ppf(y)
         assert np.all((x >= low) & (x <= 1)) and np.all(np.diff(x) >= 0)
         assert np.all(law.cdf(x) >= y - 1e-15)
@@ -120,7 +120,7 @@ def test_other_bounds_and_broadcasting():
 
 
 def test_zero_deviation_is_a_point():
-    law = Folded(-0.25, 0.0)
+    law = Mixture([-0.25], [0.0], [1.0])
     np.testing.assert_array_equal(law.cdf([0.2499, 0.2501]), [0.0, 1.0])
     np.testing.assert_allclose(law.moments(1.0)[1], 0.25, rtol=1e-9)
 
@@ -138,7 +138,9 @@ def test_mixture_is_the_weighted_sum():
             for t in x.ravel()
         ]
         np.testing.assert_allclose(values.ravel(), expected, rtol=1e-8)
-    parts = [w / 8 * Folded(m, s).pdf(x) for m, s, w in zip(mu, sigma, weights, strict=True)]
+    parts = [
+        w / 8 * Mixture([m], [s], [1.0]).pdf(x) for m, s, w in zip(mu, sigma, weights, strict=True)
+    ]
     np.testing.assert_allclose(law.pdf(x), sum(parts), rtol=1e-12)
 
 

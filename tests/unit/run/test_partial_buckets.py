@@ -79,7 +79,7 @@ def test_histogram_weighs_coordinates():
     norms = [float(bucket.double().norm()) for bucket in buckets]
     statistic = HistogramStatistic()
     sums = statistic.collect(buckets, norms).reshape(3, BINS + 3)  # without tail and prior
-    law, plain = (Histogram.from_counts(row[:BINS], *row[BINS : BINS + 2]) for row in sums[:2])
+    law, plain = (Histogram.from_counts(row[: BINS + 2]) for row in sums[:2])
     magnitudes = np.array([0.004, 0.02, 0.07, 0.2, 1.0])
     levels = np.concatenate([-magnitudes[::-1], magnitudes])
     errors = np.array([bucket_errors(b.numpy(), levels, 10_000)[0] for b in buckets])
