@@ -24,7 +24,7 @@ def quantiser_of(given: Any, values: np.ndarray) -> Quantiser:
 
     Levels that each bucket has of its own are those of a payload that it makes of the vector.
     """
-    codec = given.parts.default if hasattr(given, "parts") else given
+    codec = codec_of(given)
     found: dict[str, Any] = {name: getattr(codec, name) for name in GIVEN if hasattr(codec, name)}
     settings = codec.settings
     if codec.name in TABLES:
@@ -36,7 +36,7 @@ def quantiser_of(given: Any, values: np.ndarray) -> Quantiser:
 
 def known_of(given: Any) -> wire.Known:
     """What a receiver knows without the payload."""
-    codec = given.parts.default if hasattr(given, "parts") else given
+    codec = codec_of(given)
     names = ("measurements", "quantizer_range", "estimator", "density", "level_dtype")
     found = {name: getattr(codec, name) for name in names if hasattr(codec, name)}
     if codec.name in TABLES:
@@ -51,9 +51,14 @@ def known_of(given: Any) -> wire.Known:
     return wire.Known(**found)
 
 
-def own_levels(codec: Any, values: np.ndarray) -> np.ndarray:
+def codec_of(given: Any) -> Any:
+    """That of a compressor's default part; a codec's own."""
+    return given.parts.default if hasattr(given, "parts") else given
+
+
+def own_levels(given: Any, values: np.ndarray) -> np.ndarray:
     """The levels of each bucket, by the payload of ``values``."""
-    codec = codec.parts.default if hasattr(codec, "parts") else codec
+    codec = codec_of(given)
     flat = torch.from_numpy(values.astype(np.float32))
     payload = codec.payloads.encode(flat, codec.settings.quantized_part(flat.numel()), 0).bytes
     head, body, _, _ = wire.sections(payload.numpy().tobytes())

@@ -182,27 +182,6 @@ def test_averages_have_a_step_of_their_own(bits):
     assert scheme.parts.default.second_stage(4).bits <= bits + 3
 
 
-def test_state_survives():
-    """The same payloads, and the same next update."""
-    scheme = ECDQ(bits=2.0, bucket_size=BUCKET, parameter_bits={"a*": 4}, update_steps=[0, 9])
-    flats = [vector(heavy, 20 * BUCKET, seed) for seed in range(2)]
-    for part in ("", "bits=4"):
-        codec = scheme.parts[part]
-        codec.apply_update(codec.refit([codec.collect(flats[0].split(BUCKET))]), 0)
-        codec.count(codec.payloads.encode(flats[0], flats[0].numel(), 1))
-    other = ECDQ(bits=2.0, bucket_size=BUCKET, parameter_bits={"a*": 4}, update_steps=[0, 9])
-    other.load_state_dict(scheme.state_dict())
-    for part in ("", "bits=4"):
-        old, new = scheme.parts[part], other.parts[part]
-        payloads = [
-            codec.payloads.encode(flats[1], flats[1].numel(), 1).bytes for codec in (old, new)
-        ]
-        assert torch.equal(*payloads) and new.table_version == 1
-        own = [codec.collect(flats[1].split(BUCKET)) for codec in (old, new)]
-        np.testing.assert_array_equal(*own)
-        np.testing.assert_array_equal(old.refit(own[:1]), new.refit(own[1:]))
-
-
 def test_state_of_others_is_refused():
     scheme = ECDQ(bits=2.0, bucket_size=BUCKET)
     scheme.fit(vector(heavy, 5000))

@@ -8,7 +8,7 @@ import math
 import numpy as np
 import pytest
 from scipy.linalg import hadamard
-from theory_runs import Wells, mean_and_error
+from theory_runs import Wells, mean_and_error, sparsified
 
 from hvd_adaptive.theory import best_feedback, compressed_descent, feedback_descent, residual_bound
 
@@ -16,21 +16,15 @@ GAMMAS = (0.2, 3.0)
 STEPS, RUNS = 400, 60
 
 
-def sparsified(z: np.ndarray, gamma: float, rng) -> np.ndarray:
-    """Unbiased, of error exactly γ ||z||² for every z."""
-    return z * (rng.random(z.shape) < 1 / (gamma + 1)) * (gamma + 1)
-
-
 def descend(problem, gamma, step_size, *, estimator="unbiased", beta=0.0, steps=STEPS, seed=0):
     """Eq. 14 with Eq. 21; squared gradients (steps, runs) at the iterates."""
     rng = np.random.default_rng(seed)
-    scale = 1.0 if estimator == "unbiased" else 1 / (gamma + 1)
     w = np.tile(problem.start, (RUNS, 1))
     r, squares = np.zeros_like(w), []
     for _ in range(steps):
         squares.append(np.square(problem.gradient(w)).sum(axis=1))
         z = problem.sample(rng, w, 1)[:, 0] + beta * r
-        sent = scale * sparsified(z, gamma, rng)
+        sent = sparsified(z, gamma, estimator, rng)
         r = (1 - beta) * r + z - sent if beta else r
         w = w - step_size * sent
     return np.array(squares)

@@ -7,6 +7,7 @@ import math
 import numpy as np
 import pytest
 from scipy.optimize import minimize_scalar
+from theory_runs import sparsified
 
 from hvd_adaptive.theory import (
     best_feedback,
@@ -18,13 +19,6 @@ from hvd_adaptive.theory import (
 
 GAMMAS = (0.05, 1.0, 20.0)
 KINDS = [(e, c) for e in ("unbiased", "mmse") for c in (False, True)]
-
-
-def sparsified(z: np.ndarray, gamma: float, estimator: str, rng) -> np.ndarray:
-    """Keep each coordinate with probability 1/(γ + 1). Scaled up it is unbiased and its error is
-    exactly γ ||z||²; as it is, it is the estimate at α = 1/(γ + 1)."""
-    kept = z * (rng.random(z.shape) < 1 / (gamma + 1))
-    return kept * (gamma + 1) if estimator == "unbiased" else kept
 
 
 def squared_residuals(gamma, beta, estimator, gradients, steps, runs=400, n=50) -> np.ndarray:

@@ -158,3 +158,10 @@ def train(
 def mean_and_error(values):
     """Mean over runs and its standard error."""
     return values.mean(), values.std(ddof=1) / np.sqrt(values.size)
+
+
+def sparsified(z: np.ndarray, gamma: float, estimator: str, rng) -> np.ndarray:
+    """Keep each coordinate with probability 1/(γ + 1). Scaled up it is unbiased and its error is
+    exactly γ ||z||²; as it is, it is the estimate at α = 1/(γ + 1)."""
+    kept = z * (rng.random(z.shape) < 1 / (gamma + 1))
+    return kept * (gamma + 1) if estimator == "unbiased" else kept
