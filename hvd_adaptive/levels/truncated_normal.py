@@ -167,8 +167,8 @@ class Mixture(Distribution):
 
         ``exact`` is described in ``TruncatedNormal.integrals``.
         """
-        x = np.clip(np.asarray(x, float), 0.0, 1.0)
-        flat = x.reshape(-1)
+        x = np.asarray(x, float)
+        flat = np.clip(x.reshape(-1), 0.0, 1.0)
         result = np.empty((order + 1, flat.size))
         step = max(1, _CHUNK // self.weights.size)
         for start in range(0, flat.size, step):

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 import numpy as np
 import torch
+from typing_extensions import Unpack
 
 from hvd_adaptive.adapt.statistics import Adaptation
 from hvd_adaptive.base.checks import check_choice, check_flag, check_integer
@@ -17,9 +18,6 @@ from hvd_adaptive.levels import SOLVERS, Distribution, fit_levels, fit_multiplie
 from hvd_adaptive.levels.worst_case import safe_magnitudes
 from hvd_adaptive.schemes.level_scheme import LevelScheme
 from hvd_adaptive.settings import Norm, Settings, Shared, Statistics, Updates
-
-if TYPE_CHECKING:
-    from typing_extensions import Unpack
 
 
 class ALQ(LevelScheme):

@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+from typing_extensions import Unpack
 
 from hvd_adaptive.adapt.statistics import Adaptation
 from hvd_adaptive.base.checks import check_choice, is_real
 from hvd_adaptive.codec.dithered_codec import DitheredCodec
 from hvd_adaptive.schemes.level_scheme import FittedScheme
 from hvd_adaptive.settings import Settings, Shared, Statistics, Updates
-
-if TYPE_CHECKING:
-    from typing_extensions import Unpack
-
 
 LEAST_BITS, MOST_BITS = 0.5, 10.0
 LEAST_VARIANCE, MOST_VARIANCE = 2e-6, 20.0

@@ -5,10 +5,11 @@ from __future__ import annotations
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import groupby
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
+from typing_extensions import Unpack
 
 from hvd_adaptive import kernels
 from hvd_adaptive.base.checks import is_real, is_whole
@@ -19,10 +20,6 @@ from hvd_adaptive.kernels.packing import packing_of
 from hvd_adaptive.kernels.random import MASK64, Inside, Use, signed, stream_key
 from hvd_adaptive.levels.lloyd_max import distortion, normal_levels
 from hvd_adaptive.settings import Settings, Shared
-
-if TYPE_CHECKING:
-    from typing_extensions import Unpack
-
 
 LEAST_BITS, MOST_BITS = 1, 8
 FRACTIONS = (0.5, 0.25, 0.125)

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
+from typing_extensions import Unpack
 
 from hvd_adaptive import kernels
 from hvd_adaptive.codec.codec import Codec
@@ -13,9 +14,6 @@ from hvd_adaptive.compressor import GradientCompressor
 from hvd_adaptive.kernels.checksum import BlockSums
 from hvd_adaptive.kernels.packing import ONE_BIT
 from hvd_adaptive.settings import Settings, Shared
-
-if TYPE_CHECKING:
-    from typing_extensions import Unpack
 
 
 class NaturalCompression(GradientCompressor):

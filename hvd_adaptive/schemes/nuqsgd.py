@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing_extensions import Unpack
 
 from hvd_adaptive.adapt.statistics import Adaptation
 from hvd_adaptive.base.checks import check_choice, check_flag, check_integer, is_real
@@ -11,10 +11,6 @@ from hvd_adaptive.codec.level_table import LevelTable
 from hvd_adaptive.levels import exponential_magnitudes
 from hvd_adaptive.schemes.level_scheme import LevelScheme
 from hvd_adaptive.settings import Norm, Settings, Shared, Statistics, Updates
-
-if TYPE_CHECKING:
-    from typing_extensions import Unpack
-
 
 # The least level must be a float32. Between levels below 2**-102, the gap times 2**-24 underflows,
 # and r is rounded up instead of at random: a bias of at most 2**-102 of the norm.

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 import torch
+from typing_extensions import Unpack
 
 from hvd_adaptive import kernels
 from hvd_adaptive.codec.bucket_codec import BucketCodec
 from hvd_adaptive.compressor import GradientCompressor
 from hvd_adaptive.settings import Settings, WithClip
-
-if TYPE_CHECKING:
-    from typing_extensions import Unpack
 
 
 class OneBitSGD(GradientCompressor):

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 import torch
+from typing_extensions import Unpack
 
 from hvd_adaptive.base.checks import check_choice, check_flag, check_integer, is_whole
 from hvd_adaptive.codec.bucket_codec import (
@@ -16,10 +17,6 @@ from hvd_adaptive.codec.bucket_codec import (
 )
 from hvd_adaptive.compressor import GradientCompressor
 from hvd_adaptive.settings import Settings, Shared
-
-if TYPE_CHECKING:
-    from typing_extensions import Unpack
-
 
 ALLOWED_LEVELS = (3, 5, 9, 17, 33, 65, 129)
 # Most rounds of coordinate descent after the greedy levels.

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 import torch
+from typing_extensions import Unpack
 
 from hvd_adaptive import kernels
 from hvd_adaptive.base.checks import check_choice, check_integer, is_real
@@ -16,10 +17,6 @@ from hvd_adaptive.kernels import hadamard
 from hvd_adaptive.kernels.packing import packing_of
 from hvd_adaptive.kernels.qcs import Run
 from hvd_adaptive.settings import Settings, Shared
-
-if TYPE_CHECKING:
-    from typing_extensions import Unpack
-
 
 LEAST_GAIN = 4
 SCALE_BITS = 32

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
+
+from typing_extensions import Unpack
 
 from hvd_adaptive.adapt.statistics import Adaptation
 from hvd_adaptive.base.checks import check_choice, check_flag, check_integer
@@ -12,9 +14,6 @@ from hvd_adaptive.codec.level_table import LevelTable
 from hvd_adaptive.levels import uniform_magnitudes
 from hvd_adaptive.schemes.level_scheme import LevelScheme
 from hvd_adaptive.settings import Norm, Settings, Shared, Statistics, Updates
-
-if TYPE_CHECKING:
-    from typing_extensions import Unpack
 
 
 class QSGD(LevelScheme):

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
+from typing_extensions import Unpack
 
 from hvd_adaptive import kernels
 from hvd_adaptive.base.checks import is_real
@@ -15,9 +16,6 @@ from hvd_adaptive.compressor import GradientCompressor
 from hvd_adaptive.kernels import sparse
 from hvd_adaptive.kernels.sparse import most_words, rice_parameter
 from hvd_adaptive.settings import Settings, Shared
-
-if TYPE_CHECKING:
-    from typing_extensions import Unpack
 
 
 class SparseSGD(GradientCompressor):

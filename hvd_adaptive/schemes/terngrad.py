@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing_extensions import Unpack
 
 from hvd_adaptive.adapt.statistics import Adaptation
 from hvd_adaptive.codec.adaptive_codec import FixedCodec
@@ -10,9 +10,6 @@ from hvd_adaptive.codec.level_table import LevelTable
 from hvd_adaptive.levels import uniform_magnitudes
 from hvd_adaptive.schemes.level_scheme import LevelScheme
 from hvd_adaptive.settings import Settings, Statistics, Updates, WithFeedback
-
-if TYPE_CHECKING:
-    from typing_extensions import Unpack
 
 
 class TernGrad(LevelScheme):
