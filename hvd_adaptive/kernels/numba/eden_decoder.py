@@ -13,7 +13,7 @@ from numba.extending import intrinsic
 
 from hvd_adaptive.kernels.eden import APART
 from hvd_adaptive.kernels.numba.codes import load_fixed
-from hvd_adaptive.kernels.numba.decoder import add_looked_up, add_small, pointer
+from hvd_adaptive.kernels.numba.decoder import add_small, pointer
 from hvd_adaptive.kernels.numba.jit import inline, jit
 from hvd_adaptive.kernels.numba.lanes import FLOATS, INTS, LONG, Lanes, emitted
 from hvd_adaptive.kernels.numba.rotation import add_rotated_back, aligned, flip, rotate, times
@@ -82,11 +82,12 @@ def _select(lanes: Lanes, entries: list[ir.Value], value: ir.Value, shift: int) 
 @inline
 def _take(part, scale, alphabet, values, y):
     """Set y to the codes' levels times scale."""
-    y[:] = np.float32(0)
     if alphabet <= 16:
+        y[:] = np.float32(0)
         add_small(part, scale, alphabet, values, y)
     else:
-        add_looked_up(part, scale, values, y)
+        for i in range(y.size):
+            y[i] = values[np.uint64(part[i])] * scale
 
 
 @functools.cache

@@ -28,19 +28,6 @@ def _above(v, at):
     return np.float64(np.float32(0) if v < at else v)
 
 
-@inline
-def _side_means(x, lanes, means):
-    below, above = lane_sum(x, _below, _ZERO, lanes), lane_sum(x, _above, _ZERO, lanes)
-    negative = np.int32(0)
-    for i in range(x.size):
-        negative += np.int32(x[i] < 0)
-    if np.isfinite(below + above):
-        means[0] = below / max(negative, np.int32(1))
-        means[1] = above / max(np.int32(x.size) - negative, np.int32(1))
-    else:
-        means[:] = _NAN
-
-
 @jit
 def _encode(x, means, words, bucket_size):
     codes, units = np.empty(BLOCK, np.uint32), np.empty(LANES, np.uint32)
@@ -48,15 +35,22 @@ def _encode(x, means, words, bucket_size):
     for b in range(means.shape[0]):
         begin = b * bucket_size
         end = min(x.size, begin + bucket_size)
-        _side_means(x[begin:end], lanes, means[b])
-        i = begin
+        below = lane_sum(x[begin:end], _below, _ZERO, lanes)
+        above = lane_sum(x[begin:end], _above, _ZERO, lanes)
+        i, ones = begin, np.uint32(0)
         while i < end:
             at = i % BLOCK
             stop = min(end, i - at + BLOCK)
             run, part = x[i:stop], codes[at : at + stop - i]
             for j in range(run.size):
                 part[j] = np.uint32(0) if run[j] < 0 else np.uint32(1)
+                ones = np.uint32(ones + part[j])
             if stop % BLOCK == 0 or stop == x.size:
                 index = (stop - 1) // BLOCK
                 store_fixed(codes, index, stop - index * BLOCK, 1, units, words)
             i = stop
+        if np.isfinite(below + above):
+            means[b, 0] = below / max(end - begin - np.int64(ones), 1)
+            means[b, 1] = above / max(np.int64(ones), 1)
+        else:
+            means[b, :] = _NAN
