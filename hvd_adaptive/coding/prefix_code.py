@@ -91,14 +91,12 @@ class PrefixCode(PrefixTables):
 
     def _reached(self, p: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Return the probabilities that a block passes each inner node, and ends at each leaf."""
-        inner = [1.0]
-        for parent, branch in zip(self._parent[1:], self._branch[1:], strict=True):
-            inner.append(inner[parent] * p[branch])
-        below = np.multiply.outer(inner, p)
-        leaf = np.empty(self.lengths.size)
-        ends = self.children < 0
-        leaf[-1 - self.children[ends]] = below[ends]
-        return np.array(inner), leaf
+        inner, leaf = np.ones(len(self.children)), np.empty(self.lengths.size)
+        for node, branches in enumerate(self.children):
+            below, goes_on = inner[node] * p, branches > 0
+            inner[branches[goes_on]] = below[goes_on]
+            leaf[-1 - branches[~goes_on]] = below[~goes_on]
+        return inner, leaf
 
 
 def _checked(probabilities: ArrayLike, floor: float = FLOOR) -> np.ndarray:

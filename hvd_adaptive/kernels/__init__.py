@@ -83,11 +83,10 @@ def no_gc() -> Iterator[None]:
     Imports make many objects, all of which stay, so that Python collects again and again. In a
     process with torch a full collection takes longer than loading a kernel.
     """
-    if not gc.isenabled():
-        yield
-        return
+    enabled = gc.isenabled()
     gc.disable()
     try:
         yield
     finally:
-        gc.enable()
+        if enabled:
+            gc.enable()

@@ -171,21 +171,6 @@ class PrefixTables:
         """Return the leaves in the order of their codes."""
         return np.argsort(self.lengths, kind="stable")
 
-    @functools.cached_property
-    def _parent(self) -> np.ndarray:
-        parent = np.zeros(len(self.children), np.int64)
-        node, symbol = np.nonzero(self.children > 0)
-        parent[self.children[node, symbol]] = node
-        return parent
-
-    @functools.cached_property
-    def _branch(self) -> np.ndarray:
-        """Return the symbol that leads to each inner node."""
-        branch = np.zeros(len(self.children), np.int64)
-        node, symbol = np.nonzero(self.children > 0)
-        branch[self.children[node, symbol]] = symbol
-        return branch
-
 
 def _reversed(values: np.ndarray, width: int) -> np.ndarray:
     """Return the lowest ``width`` bits of each value in reverse order."""

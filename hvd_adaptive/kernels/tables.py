@@ -9,6 +9,7 @@ import numpy as np
 import torch
 
 from hvd_adaptive.base.device import from_host
+from hvd_adaptive.kernels.constants import BINS, COARSE_BINS
 from hvd_adaptive.kernels.packing import Packing, packing_of
 
 # A uniform number is an integer k below 2**24 and means (k + 1/2) / 2**24: the gaps carry the
@@ -136,6 +137,23 @@ def padded_values(values: torch.Tensor, packing: Packing) -> torch.Tensor:
 def interval_ends(table: KernelTable) -> np.ndarray:
     """Return the ends of the intervals between the levels around r, ascending: float32."""
     return np.append(table.lower, np.float32(1))
+
+
+def histogram(bucket: torch.Tensor, scale: float) -> torch.Tensor:
+    """Count r = abs(v)/scale in bins, int64 (1666,): log-spaced bins, the zeros, the ones. A device
+    is not waited for.
+
+    Bins 1 to 127 begin at 2**(-28 + k//8) * (1 + k%8 / 8), bins 128 + k at 2**(-12 + k//128) * (1 +
+    k%128 / 128); bin 0 begins above zero. A NaN is in no bin.
+    """
+    r = bucket.abs() * (1.0 / torch.tensor(scale, dtype=torch.float32, device=bucket.device))
+    bits = r.view(torch.int32)
+    coarse = ((bits >> 20) - ((127 - 28) << 3)).clamp(min=0)
+    index = torch.where(r < 2.0**-12, coarse, (bits >> 16) - ((127 - 12) << 7) + COARSE_BINS)
+    index = torch.where(r == 0, BINS, torch.where(r >= 1, BINS + 1, index))
+    number = ~r.isnan()
+    index = torch.where(number, index, 0).to(torch.int64)
+    return index.new_zeros(BINS + 2).scatter_add_(0, index, number.to(torch.int64))
 
 
 def variances(

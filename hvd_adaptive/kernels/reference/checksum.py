@@ -25,21 +25,16 @@ def seal(
     """
     data = bytearray(header)
     if seed is not None:
-        struct.pack_into("<I", data, CHECKSUM_AT, _checksum(payload, seed))
+        struct.pack_into("<I", data, CHECKSUM_AT, *checksums([payload], [seed]))
     put(torch.frombuffer(data, dtype=torch.uint8), payload[:HEADER_BYTES])
 
 
-def checksums(
-    payloads: Sequence[torch.Tensor], seeds: Sequence[int]
-) -> Sequence[int] | torch.Tensor:
-    """Return the checksum of each payload: numbers here; int32 (payloads,) from kernels that
-    do not wait for the device.
+def checksums(payloads: Sequence[torch.Tensor], seeds: Sequence[int]) -> list[int]:
+    """Return the checksum of each payload. Kernels that do not wait for the device return a tensor:
+    int32 (payloads,).
     """
-    return [_checksum(*pair) for pair in zip(payloads, seeds, strict=True)]
-
-
-def _checksum(payload: torch.Tensor, seed: int) -> int:
-    return checksum(payload[HEADER_BYTES:].view(torch.int32), seed)
+    bodies = [payload[HEADER_BYTES:].view(torch.int32) for payload in payloads]
+    return [checksum(*pair) for pair in zip(bodies, seeds, strict=True)]
 
 
 def checksum(words: torch.Tensor, seed: int) -> int:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import torch
 
 from hvd_adaptive.kernels.checksum import BlockSums
-from hvd_adaptive.kernels.constants import BINS, COARSE_BINS, NORM_LANES, SMALLEST_NORM
+from hvd_adaptive.kernels.constants import NORM_LANES, SMALLEST_NORM
 from hvd_adaptive.kernels.reference.codes import pack_codes, unpack_codes
 from hvd_adaptive.kernels.reference.uniforms import uniforms
 from hvd_adaptive.kernels.tables import (
@@ -19,6 +19,7 @@ from hvd_adaptive.kernels.tables import (
     UNIFORM_SCALE,
     KernelTable,
 )
+from hvd_adaptive.kernels.tables import histogram as histogram
 from hvd_adaptive.kernels.tables import variances as variances
 
 
@@ -182,20 +183,3 @@ def decode_add(
         out += values[codes] * per_coordinate(scales, out.numel(), bucket_size)
     if factor != 1.0:
         out *= factor
-
-
-def histogram(bucket: torch.Tensor, scale: float) -> torch.Tensor:
-    """Count r = abs(v)/scale in bins, int64 (1666,): log-spaced bins, the zeros, the ones. A device
-    is not waited for.
-
-    Bins 1 to 127 begin at 2**(-28 + k//8) * (1 + k%8 / 8), bins 128 + k at 2**(-12 + k//128) * (1 +
-    k%128 / 128); bin 0 begins above zero. A NaN is in no bin.
-    """
-    r = bucket.abs() * (1.0 / torch.tensor(scale, dtype=torch.float32, device=bucket.device))
-    bits = r.view(torch.int32)
-    coarse = ((bits >> 20) - ((127 - 28) << 3)).clamp(min=0)
-    index = torch.where(r < 2.0**-12, coarse, (bits >> 16) - ((127 - 12) << 7) + COARSE_BINS)
-    index = torch.where(r == 0, BINS, torch.where(r >= 1, BINS + 1, index))
-    number = ~r.isnan()
-    index = torch.where(number, index, 0).to(torch.int64)
-    return index.new_zeros(BINS + 2).scatter_add_(0, index, number.to(torch.int64))

@@ -42,7 +42,9 @@ def encode(flat, scales, words, bucket_size, levels, shared, own):
     kept = levels.kept(bucket_size), levels.kept(buckets.last)
     tables = deviations, thresholds, values
     _for_each(_round_kernel, y, bucket_size, *kept, *tables, y, found, BITS=levels.bits)
-    products = _sums(y, bucket_size)
+    products = torch.empty_like(norms)
+    sizes = y.numel(), bucket_size, buckets.count
+    launch(_sums_kernel, -(-buckets.count // WARPS), y, y, products, *sizes, BUCKETS=WARPS)
     at = 0
     for rows, of_rows in _rows(y, scales, bucket_size):
         part, length = slice(at, at + len(rows)), rows.shape[1]
@@ -55,54 +57,28 @@ def encode(flat, scales, words, bucket_size, levels, shared, own):
 
 
 def decode_add(payloads, bucket_size, levels, shared, owns, out):
-    buckets = Buckets(out.numel(), bucket_size)
-    count = packing_of(1 << levels.bits).words(levels.codes(buckets.codes, bucket_size))
+    buckets, packing = Buckets(out.numel(), bucket_size), packing_of(1 << levels.bits)
+    codes = levels.codes(buckets.codes, bucket_size)
+    check_sections(payloads, "buckets", buckets.count, packing.words(codes))
     numbers = torch.arange(buckets.count, device=out.device)
     sums = out.new_zeros(buckets.codes)
     used = torch.zeros(buckets.count, dtype=torch.bool, device=out.device)
-    check_sections(payloads, "buckets", buckets.count, count)
+    found = torch.empty(codes, dtype=torch.uint8, device=out.device)
+    kept = levels.kept(bucket_size), levels.kept(buckets.last)
+    values, y = _tables(levels, out.device)[1], torch.empty_like(sums)
     for (scales, words), own in zip(payloads, owns, strict=True):
         scales = scales[: buckets.count]
-        _add(scales, words, numbers, bucket_size, levels, own, sums)
+        unpack(words, packing, found)
+        weights = _times(scales, y, bucket_size, root_of)
+        _for_each(_take_kernel, y, bucket_size, *kept, found, weights, values, y)
+        for rows, own_numbers in _rows(y, numbers, bucket_size):
+            rotate_back(rows, own_numbers, own, 1.0)
+        _for_each(_add_kernel, y, bucket_size, y, scales, sums)
         used |= scales != 0
     for rows, own_numbers in _rows(sums, numbers, bucket_size):
         for stream in reversed(shared_streams(shared, levels.bits)):
             rotate_back(rows, own_numbers, stream, root_of(rows.shape[1]))
     _for_each(_add_kernel, out, bucket_size, sums, used, out)
-
-
-def _add(
-    scales: torch.Tensor,
-    words: torch.Tensor,
-    numbers: torch.Tensor,
-    bucket_size: int,
-    levels: Levels,
-    own: int,
-    sums: torch.Tensor,
-) -> None:
-    """Add the buckets of a payload whose scales are not 0, in the rotated domain."""
-    coordinates = sums.numel()
-    codes = levels.codes(coordinates, bucket_size)
-    found = torch.empty(codes, dtype=torch.uint8, device=sums.device)
-    unpack(words, packing_of(1 << levels.bits), found)
-    y = torch.empty_like(sums)
-    weights = _times(scales, y, bucket_size, root_of)
-    kept = levels.kept(bucket_size), levels.kept(coordinates % bucket_size)
-    values = _tables(levels, sums.device)[1]
-    _for_each(_take_kernel, y, bucket_size, *kept, found, weights, values, y)
-    for rows, own_numbers in _rows(y, numbers, bucket_size):
-        rotate_back(rows, own_numbers, own, 1.0)
-    _for_each(_add_kernel, y, bucket_size, y, scales, sums)
-
-
-def _sums(y: torch.Tensor, bucket_size: int) -> torch.Tensor:
-    """Return the sums of buckets in the order of reference.eden._lane_sums: float32."""
-    n = y.numel()
-    count = -(-n // bucket_size)
-    found = y.new_empty(count)
-    programs = -(-count // WARPS)
-    launch(_sums_kernel, programs, y, y, found, n, bucket_size, count, BUCKETS=WARPS)
-    return found
 
 
 def _rows(

@@ -1,4 +1,4 @@
-"""Quantise to level tables for CUDA tensors, and compute norms and histograms, in Triton.
+"""Quantise to level tables for CUDA tensors, and compute norms, in Triton.
 
 Signatures and integers are the same as in reference/tables.py. Everything is queued on the current
 stream of the tensors' device.
@@ -14,10 +14,10 @@ import torch
 import triton
 import triton.language as tl
 
-from hvd_adaptive.kernels.constants import BINS, COARSE_BINS
 from hvd_adaptive.kernels.packing import check_sections
 from hvd_adaptive.kernels.random import signed
 from hvd_adaptive.kernels.tables import KernelTable
+from hvd_adaptive.kernels.tables import histogram as histogram
 from hvd_adaptive.kernels.tables import variances as variances
 from hvd_adaptive.kernels.triton import quantize
 from hvd_adaptive.kernels.triton.decoder import unpack_add
@@ -96,14 +96,6 @@ def clipped(flat, bucket_size, clip):
     limits, out, n = _clip_limits(flat, bucket_size, clip), torch.empty_like(flat), flat.numel()
     for_each(_clip_kernel, flat, n, bucket_size, flat, limits, out)
     return out
-
-
-def histogram(bucket, scale):
-    n, found = bucket.numel(), bucket.new_zeros(BINS + 2, dtype=torch.int64)
-    inverse = float(np.float32(1) / np.float32(scale))
-    constants = {"TILE": _TILE, "BINS": BINS, "COARSE": COARSE_BINS}
-    launch(_histogram_kernel, -(-n // _TILE), bucket, bucket, inverse, found, n, **constants)
-    return found
 
 
 @triton.jit
@@ -196,19 +188,3 @@ def _clip_kernel(
     i, there, bucket, _ = place_of(tile, n, bucket_size, magic, TILE, BUCKETS)
     limit = tl.load(limits + bucket, mask=there, other=0.0)
     tl.store(out + i, clamped(tl.load(x + i, mask=there, other=0.0), limit), mask=there)
-
-
-@kernel
-def _histogram_kernel(
-    x, inverse, counts, n: tl.int64, TILE: tl.constexpr, BINS: tl.constexpr, COARSE: tl.constexpr
-):
-    i = tl.program_id(0).to(tl.int64) * TILE + tl.arange(0, TILE)
-    there = i < n
-    r = tl.abs(tl.load(x + i, mask=there, other=0.0)) * tl.cast(inverse, tl.float32)
-    bits = r.to(tl.int32, bitcast=True)
-    low = tl.maximum((bits >> 20) - ((127 - 28) << 3), 0)
-    high = (bits >> 16) - ((127 - 12) << 7) + COARSE
-    index = tl.where(r < 2.0**-12, low, high)
-    index = tl.where(r == 0, BINS, tl.where(r >= 1, BINS + 1, index))
-    known = there & (r == r)  # a NaN has no bin
-    tl.atomic_add(counts + index, tl.full((TILE,), 1, tl.int64), mask=known, sem="relaxed")

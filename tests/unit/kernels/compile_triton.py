@@ -86,7 +86,6 @@ def tables() -> None:
         if bucket in (2048, 100):
             cuda.decode_add([(scales, words)] * 2, bucket, table, 0.5, x.clone())
     cuda.clipped(x, 100, 2.0)
-    cuda.histogram(x, 1.0)
 
 
 def buckets() -> None:

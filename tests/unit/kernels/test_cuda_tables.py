@@ -170,12 +170,3 @@ def test_norms_and_clipping(bucket: int, of_kind: int):
             assert same_bits(want, cuda.bucket_norms(there, bucket, norm).cpu())
         want = reference.clipped(flat, bucket, 1.5)
         assert same_bits(want, cuda.clipped(there, bucket, 1.5).cpu())
-
-
-def test_histogram():
-    flat = torch.cat([vector(heavy, 3000), torch.tensor([0.0, -0.0, 1e9, 1e-30])])
-    (there,) = moved(flat)
-    want = reference.histogram(flat, 3.0)
-    assert torch.equal(want, cuda.histogram(there, 3.0).cpu())
-    there[7] = float("nan")
-    assert cuda.histogram(there, 3.0).sum() == want.sum() - 1
