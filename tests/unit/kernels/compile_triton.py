@@ -7,12 +7,24 @@ import os
 import tempfile
 from typing import Any
 
+import numpy as np
 import torch
 import triton
 from triton.backends.compiler import GPUTarget
 from triton.backends.nvidia.compiler import CUDABackend
 from triton.runtime import driver
 from triton.runtime.jit import JITFunction
+
+from hvd_adaptive.kernels.eden import Levels
+from hvd_adaptive.kernels.packing import packing_of
+from hvd_adaptive.kernels.tables import kernel_table
+from hvd_adaptive.kernels.triton import bucket as cuda_bucket
+from hvd_adaptive.kernels.triton import checksum as cuda_checksum
+from hvd_adaptive.kernels.triton import eden as cuda_eden
+from hvd_adaptive.kernels.triton import levels as cuda_levels
+from hvd_adaptive.kernels.triton import tables as cuda_tables
+from hvd_adaptive.kernels.triton import uniforms as cuda_uniforms
+from hvd_adaptive.levels.lloyd_max import normal_levels
 
 # Products that are added without being rounded, and functions that are not rounded correctly.
 FORBIDDEN = (
@@ -66,11 +78,6 @@ def compile_only(folder: str) -> None:
 def tables() -> None:
     """In one launch and in two; each rule, way of packing and place of buckets. Codes of fixed
     width, whose loops are unrolled, take long to compile: few have them."""
-    import numpy as np
-
-    from hvd_adaptive.kernels.tables import kernel_table
-    from hvd_adaptive.kernels.triton import tables as cuda
-
     x = torch.ones(5000)
     positive = np.linspace(0, 1, 18) ** 1.1
     for magnitudes, symmetric, bucket, clip in (
@@ -82,17 +89,14 @@ def tables() -> None:
         table = kernel_table(magnitudes, symmetric)
         scales = torch.zeros(-(-5000 // bucket))
         words = torch.zeros(table.packing.words(5000), dtype=torch.int32)
-        cuda.encode(x, scales, words, bucket, "l2", table, 3, clip)
+        cuda_tables.encode(x, scales, words, bucket, "l2", table, 3, clip)
         if bucket in (2048, 100):
-            cuda.decode_add([(scales, words)] * 2, bucket, table, 0.5, x.clone())
-    cuda.clipped(x, 100, 2.0)
+            cuda_tables.decode_add([(scales, words)] * 2, bucket, table, 0.5, x.clone())
+    cuda_tables.clipped(x, 100, 2.0)
 
 
 def buckets() -> None:
     """The schemes whose buckets have levels of their own."""
-    from hvd_adaptive.kernels.packing import packing_of
-    from hvd_adaptive.kernels.triton import bucket as cuda_bucket
-
     x = torch.ones(5000)
     levels, words = torch.zeros(5, 5), torch.zeros(448, dtype=torch.int32)
     cuda_bucket.round_codes(x, levels, words, 1024, 1)
@@ -105,18 +109,11 @@ def buckets() -> None:
 
 def integers() -> None:
     """Random integers of coordinates."""
-    from hvd_adaptive.kernels.triton import uniforms as cuda_uniforms
-
     cuda_uniforms.uniforms(3000, 1024, 1, torch.device("cpu"))
 
 
 def rotations() -> None:
     """EDEN: whole buckets and a partial one, few levels and many."""
-    from hvd_adaptive.kernels.eden import Levels
-    from hvd_adaptive.kernels.packing import packing_of
-    from hvd_adaptive.kernels.triton import eden as cuda_eden
-    from hvd_adaptive.levels.lloyd_max import normal_levels
-
     x = torch.ones(3000)
     for bits in (1, 5):
         levels, scales = Levels.of(normal_levels(bits)), torch.zeros(3)
@@ -127,8 +124,6 @@ def rotations() -> None:
 
 def levels() -> None:
     """The solvers of levels."""
-    from hvd_adaptive.kernels.triton import levels as cuda_levels
-
     x = torch.ones(3000)
     cuda_levels.orq_levels(x, 1000, 129, None, 2)
     cuda_levels.mean_magnitudes(x, 1000, None)
@@ -138,8 +133,6 @@ def levels() -> None:
 
 def checksums() -> None:
     """Sealing a payload, and reading the checksums of several."""
-    from hvd_adaptive.kernels.triton import checksum as cuda_checksum
-
     payload = torch.zeros(20000, dtype=torch.uint8)
     cuda_checksum.seal(payload, bytes(96), 1)
     cuda_checksum.checksums([payload, payload], [1, 2])

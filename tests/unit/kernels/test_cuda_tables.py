@@ -59,20 +59,17 @@ RULES = (
     *((bits, "uneven") for bits in range(2, 9)),
     *((bits, kind) for bits in (6, 8) for kind in ("uniform", "exponential")),
 )
+# Each rule and width, and each place of buckets. From 4 bits on uneven tables are searched.
+ENCODED = (
+    *((*rule, "linf", PLACES[(3 * rule[0] + len(rule[1])) % len(PLACES)]) for rule in RULES),
+    *((3, "uneven", "l2", place) for place in PLACES),
+)
 
 
 @pytest.mark.many
-@pytest.mark.parametrize(("bits", "kind"), RULES)
-def test_encode_for_each_rule_and_width(bits: int, kind: str):
-    """Symmetric tables have codes of fixed width; from 4 bits on uneven ones are searched."""
-    n, bucket = PLACES[(3 * bits + len(kind)) % len(PLACES)]
-    check(vector(heavy, n), bucket, "linf", table_of(bits, True, kind))
-
-
-@pytest.mark.many
-@pytest.mark.parametrize(("n", "bucket"), PLACES)
-def test_encode_for_each_place_of_buckets(n: int, bucket: int):
-    check(vector(ordinary, n), bucket, "l2", table_of(3, True))
+@pytest.mark.parametrize(("bits", "kind", "norm", "place"), ENCODED)
+def test_encode_by_fixed_width(bits: int, kind: str, norm: str, place: tuple[int, int]):
+    check(vector(heavy, place[0]), place[1], norm, table_of(bits, True, kind))
 
 
 def radix_table(alphabet: int):

@@ -1,5 +1,5 @@
-"""Bodies of any length, made and read by Numba's kernels and by the reference: the same bytes, the
-same sums, the same refusals."""
+"""Dithered bodies, made and read by Numba's kernels and by the reference: the same bytes, the same
+sums, the same refusals. Bare codes alike."""
 
 from __future__ import annotations
 
@@ -13,10 +13,9 @@ from kernel_cases import heavy, ordinary, vector, with_nan, zeros
 
 from hvd_adaptive.base.errors import PayloadError
 from hvd_adaptive.codec.dithered_code import gaussian_code
-from hvd_adaptive.kernels import dithered, module, sparse
+from hvd_adaptive.kernels import dithered, module
 from hvd_adaptive.kernels.dithered import CODED, most_bytes
 from hvd_adaptive.kernels.packing import Packing, packing_of
-from hvd_adaptive.kernels.sparse import most_words
 
 KEY, SEGMENT = (1 << 63) + 5, 256
 BACKENDS = ("numba", "reference")
@@ -54,23 +53,11 @@ class Dithered:
         assert dithered.add_bodies(kernels, bodies, bucket, *own, out, SEGMENT) is None
 
 
-class Sparse:
-    def encode(self, backend: str, flat: torch.Tensor, bucket: int) -> torch.Tensor:
-        room = torch.zeros(8 * flat.numel() + 4 * most_words(flat.numel(), 3) + 8)
-        room = room.to(torch.uint8)
-        kernels = module(backend, "sparse")
-        return room[: sparse.encode_body(kernels, flat, bucket, 0.1, 3, KEY, room.zero_())]
-
-    def add(self, backend: str, bodies: list, bucket: int, out: torch.Tensor) -> None:
-        assert sparse.add_bodies(module(backend, "sparse"), bodies, bucket, 3, out) is None
-
-
 KINDS = {
     "coded": lambda: Dithered(1.5),
     "escaped": lambda: Dithered(0.5, (0.25, 0.25, 0.25, 0.25)),
     "integers": lambda: Dithered(1 / 64, (1e-6, 1.0, 1e-6, 1e-6)),
     "wide": lambda: Dithered(1 / 64, width=4),
-    "sparse": Sparse,
 }
 
 
