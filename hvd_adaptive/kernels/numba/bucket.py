@@ -69,7 +69,7 @@ def _odd(counter, high):
 
 @inline
 def _pick4(x, u, b0, b1, b2, b3, g0, g1, g2, g3, c0, c1, c2, c3, c4):
-    """Return the code after the last of four thresholds that x exceeds; see quantize.pick2."""
+    """Return the code after the last of four thresholds that x exceeds."""
     c = c1 if x - b0 > u * g0 else c0
     c = c2 if x - b1 > u * g1 else c
     c = c3 if x - b2 > u * g2 else c

@@ -60,7 +60,7 @@ class Lanes:
         return b.mul(b.xor(h, b.lshr(h, self.integers(shift))), self.integers(factor))
 
     def uniform24(self, counter: ir.Value, key: ir.Value) -> ir.Value:
-        """Mix integers below 2**24 as ``quantize.uniform24`` does; return them as floats."""
+        """Mix integers below 2**24 as ``random.uniform24`` does; return them as floats."""
         b = self.builder
         h = b.add(self.mix(counter, 16, random.MIX32_A), key)
         h = b.lshr(self.mix(h, 13, random.MIX32_B), self.integers(8))

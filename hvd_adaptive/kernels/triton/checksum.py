@@ -33,7 +33,6 @@ def seal(payload, header, seed, known=None):
 
 
 def checksums(payloads, seeds):
-    """See reference.checksum.checksum.checksums; int32, on the payloads' device."""
     bodies = [payload[HEADER_BYTES:].view(torch.int32) for payload in payloads]
     sums = _sums(bodies)
     facts = torch.tensor(
@@ -46,7 +45,7 @@ def checksums(payloads, seeds):
 
 
 def checksum(words, seed):
-    """See reference.checksum.checksum; waits for the device."""
+    """See reference.checksum.checksum; wait for the device."""
     out = torch.empty(1, dtype=torch.int32, device=words.device)
     _finish(words, seed, out)
     return int(out.item()) & 0xFFFFFFFF
