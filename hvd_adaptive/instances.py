@@ -6,14 +6,9 @@ from collections.abc import Iterable
 from typing import Any
 
 from hvd_adaptive.base.checks import check_integer
-from hvd_adaptive.kernels.random import stream_key
+from hvd_adaptive.kernels.random import key_of
 
 MOST = 2**63 - 1
-
-
-def key_of(number: int, seed: int, rank: int, step: int, group: int) -> int:
-    """Return the key of a stream of compressor ``number``; that of compressor 0 has no number."""
-    return stream_key(seed, rank, step, group, *([number] if number else []))
 
 
 class Instance:

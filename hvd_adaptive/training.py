@@ -14,8 +14,8 @@ from hvd_adaptive import states
 from hvd_adaptive.adapt.updates import ScheduledUpdates, Updates
 from hvd_adaptive.connection import Connection
 from hvd_adaptive.feedback import Residuals, check_residuals
-from hvd_adaptive.instances import Instance, key_of
-from hvd_adaptive.kernels.random import Use
+from hvd_adaptive.instances import Instance
+from hvd_adaptive.kernels.random import Use, key_of
 from hvd_adaptive.monitor import StepMeter
 from hvd_adaptive.parts import Parts
 

@@ -14,8 +14,7 @@ from hvd_adaptive.base.finite import narrowed, wide_of
 from hvd_adaptive.codec.payloads import squares_of
 from hvd_adaptive.coding.header import Frame
 from hvd_adaptive.coding.payload import Encoded
-from hvd_adaptive.instances import key_of
-from hvd_adaptive.kernels.random import Use, stream_key
+from hvd_adaptive.kernels.random import Use, key_of, stream_key
 
 if TYPE_CHECKING:
     from hvd_adaptive.codec.codec import Codec

@@ -71,6 +71,11 @@ def stream_key(seed: int, rank: int = 0, step: int = 0, group: int = 0, *more: i
     return key
 
 
+def key_of(number: int, seed: int, rank: int, step: int, group: int) -> int:
+    """Return the key of a stream of compressor ``number``; that of compressor 0 has no number."""
+    return stream_key(seed, rank, step, group, *([number] if number else []))
+
+
 @functools.lru_cache(maxsize=256)
 def _seeded(seed: int) -> int:
     return mix64(mix64(GOLDEN64) + (seed & MASK64) * GOLDEN64 + 1)
