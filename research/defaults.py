@@ -24,7 +24,6 @@ from hvd_adaptive.tools.methods import parse
 from hvd_adaptive.tools.output import print_table, script_parser, whole
 
 TABLE_TASK = "lenet"
-TEXT_TASKS = tuple(name for name in TASKS if name != TABLE_TASK)
 
 
 def arguments(words: Sequence[str] | None) -> argparse.Namespace:

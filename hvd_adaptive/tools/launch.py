@@ -110,17 +110,8 @@ def run_ranks(module: str, argument: Any, ranks: Ranks, seconds: float) -> list[
     Raises:
         RanksError: the launcher is missing, a rank fails, or ``seconds`` have passed.
     """
-    return results(start_ranks(module, argument, ranks, seconds))
-
-
-def start_ranks(module: str, argument: Any, ranks: Ranks, seconds: float) -> Job:
-    """Start ``python -m module ARGUMENT`` (JSON) on each rank.
-
-    Raises:
-        RanksError: the launcher is missing.
-    """
     command = ranks.command([sys.executable, "-m", module, json.dumps(argument)])
-    return Job(command, seconds, environment=ranks.environment())
+    return results(Job(command, seconds, environment=ranks.environment()))
 
 
 def results(job: Job) -> list[Any]:
