@@ -39,6 +39,16 @@ class Sink(Protocol):
         return
 
 
+def new_tables(parts: Mapping[str, Any], known: dict[str, int]) -> Iterator[dict[str, Any]]:
+    """Yield part, version and levels of tables whose versions are not ``known``, and note these."""
+    for part, codec in parts.items():
+        if known.get(part) != codec.table_version:
+            known[part] = codec.table_version
+            levels = getattr(codec, "levels", None)
+            if levels is not None:
+                yield {"part": part, "version": known[part], "levels": levels.tolist()}
+
+
 class JsonLines:
     """Writer of one line of JSON for each record; NaN and infinity become null.
 

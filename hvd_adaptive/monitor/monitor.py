@@ -18,7 +18,7 @@ from typing import Any
 
 from hvd_adaptive.base.checks import check_flag, check_has, check_integer, check_number
 from hvd_adaptive.monitor.alarms import Alarms
-from hvd_adaptive.monitor.log import JsonLines, PythonLog, Sink, TensorBoard
+from hvd_adaptive.monitor.log import JsonLines, PythonLog, Sink, TensorBoard, new_tables
 from hvd_adaptive.monitor.meter import Means
 
 logger = logging.getLogger("hvd_adaptive")
@@ -186,18 +186,9 @@ class Monitor:
 
     def _note_tables(self, source: _Source, parts: Mapping[str, Any], number: int) -> int:
         """Write new tables; return the version of the part that was fitted most often."""
-        newest = 0
-        for part, codec in parts.items():
-            version = codec.table_version
-            newest = max(newest, version)
-            if source.versions.get(part) == version:
-                continue
-            source.versions[part] = version
-            levels = getattr(codec, "levels", None)
-            if levels is not None:
-                table = {"step": number, "part": part, "version": version}
-                self._write(source, "table", table | {"levels": levels.tolist()})
-        return newest
+        for table in new_tables(parts, source.versions):
+            self._write(source, "table", {"step": number} | table)
+        return max(codec.table_version for codec in parts.values())
 
     def _source(self, compressor: Any) -> _Source:
         if compressor not in self._sources:

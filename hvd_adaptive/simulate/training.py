@@ -15,6 +15,7 @@ from hvd_adaptive._version import __version__
 from hvd_adaptive.base.checks import check_integer
 from hvd_adaptive.changes import begin_step
 from hvd_adaptive.compressor import GradientCompressor
+from hvd_adaptive.monitor.log import new_tables
 from hvd_adaptive.simulate.data import Batches, Minibatch, make_batches
 from hvd_adaptive.simulate.ranks import Ranks, Variance
 from hvd_adaptive.simulate.records import Records, described
@@ -54,12 +55,9 @@ class Result(Records):
 
     def note_table(self, compressor: GradientCompressor | None, step: int) -> None:
         """Append the compressor's new tables; schemes without tables have none."""
-        for part, codec in ({} if compressor is None else compressor.parts).items():
-            levels, version = getattr(codec, "levels", None), codec.table_version
-            known = [table["version"] for table in self.tables if table["part"] == part]
-            if levels is not None and version not in known:
-                table = {"step": step, "part": part, "version": version, "levels": levels.tolist()}
-                self.tables.append(table)
+        parts = {} if compressor is None else compressor.parts
+        known = {table["part"]: table["version"] for table in self.tables}
+        self.tables += [{"step": step} | table for table in new_tables(parts, known)]
 
     def write(self, path: Any) -> None:
         """Write a CSV file as ``Records.write``; the tables are among the settings."""
