@@ -24,6 +24,7 @@ from __future__ import annotations
 import torch
 
 from hvd_adaptive import kernels
+from hvd_adaptive.codec.adaptive_codec import uniform_codec
 from hvd_adaptive.codec.codec import Codec
 from hvd_adaptive.compressor import GradientCompressor
 from hvd_adaptive.settings import Settings
@@ -43,6 +44,10 @@ class Scheme(GradientCompressor, Codec):
     def __init__(self, settings: Settings) -> None:
         Codec.__init__(self, settings)
         GradientCompressor.__init__(self, self)
+
+    def second_codec(self, bits: int) -> Codec:
+        """Return QSGD's codec, which encodes averages."""
+        return uniform_codec(bits, self._for_averages())
 
 
 def in_buckets(flat: torch.Tensor, bucket_size: int) -> torch.Tensor:

@@ -25,6 +25,7 @@ from hvd_adaptive.levels import (
     averaged_law,
     expected_variance,
     symbol_probabilities,
+    uniform_magnitudes,
 )
 from hvd_adaptive.settings import Settings
 
@@ -270,15 +271,8 @@ class FixedCodec(AdaptiveCodec):
         self.is_fitted = self.has_book
 
     def second_codec(self, bits: int) -> Codec:
-        coding, adaptation = self.settings.coding, self.adaptation
-        return self.codec_of_averages(
-            bits=bits,
-            norm="linf",
-            coding=coding,
-            samples=adaptation.samples,
-            statistics=adaptation.statistics,
-            **self._for_averages(),
-        )
+        coding, own = self.settings.coding, self.adaptation
+        return uniform_codec(bits, self._for_averages(), coding, own.samples, own.statistics)
 
     def fitted_to(self, flat: torch.Tensor) -> Codec:
         return self
@@ -305,3 +299,19 @@ class FixedCodec(AdaptiveCodec):
 
 def _same_magnitudes(law: Distribution, table: LevelTable) -> np.ndarray:
     return table.magnitudes
+
+
+def uniform_codec(
+    bits: int,
+    keywords: Mapping[str, Any],
+    coding: str = "fixed",
+    samples: int = 20,
+    statistics: str = "histogram",
+) -> FixedCodec:
+    """Return QSGD's codec with the norm "linf": that of the averages of many schemes.
+
+    ``keywords`` are those of ``Settings``; the others are QSGD's.
+    """
+    table = LevelTable(bits, False, uniform_magnitudes(1 << (bits - 1), False))
+    adaptation = Adaptation(False, None, samples, statistics)
+    return FixedCodec("qsgd", Settings(coding=coding, **keywords), "linf", table, adaptation, {})

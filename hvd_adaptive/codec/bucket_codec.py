@@ -10,6 +10,7 @@ import torch
 
 from hvd_adaptive import kernels
 from hvd_adaptive.base.checks import check_choice
+from hvd_adaptive.codec.adaptive_codec import uniform_codec
 from hvd_adaptive.codec.codec import Codec
 from hvd_adaptive.kernels.packing import packing_of
 from hvd_adaptive.settings import Settings
@@ -124,6 +125,9 @@ class BucketCodec(Codec):
         self._format = FORMATS[self.level_dtype]
         self._packing = packing_of(alphabet)
         super().__init__(settings)
+
+    def second_codec(self, bits: int) -> Codec:
+        return uniform_codec(bits, self._for_averages())
 
     @property
     def alphabet(self) -> int:

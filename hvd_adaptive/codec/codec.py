@@ -5,8 +5,8 @@ FittedCodec, the base of those that are fitted to gradients.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any, ClassVar
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import numpy as np
 import torch
@@ -37,17 +37,12 @@ class Codec(Quantizer):
         adaptation: How the codec is fitted to gradients (adapt/statistics.py); None if it never is.
     """
 
-    # Codec of QSGD, which encodes averages unless second_codec is overridden; qsgd.py sets it.
-    codec_of_averages: ClassVar[Callable[..., Codec]]
     adaptation: Any = None
 
     def __init__(self, settings: Settings) -> None:
         super().__init__(settings)
         self.second: SecondStage | None = None
         self.payloads = Payloads(self)
-
-    def second_codec(self, bits: int) -> Codec:
-        return self.codec_of_averages(bits=bits, norm="linf", **self._for_averages())
 
     def _for_averages(self) -> dict[str, Any]:
         """Return the keywords that a codec for averages shares with this one."""

@@ -9,6 +9,7 @@ import torch
 from typing_extensions import Unpack
 
 from hvd_adaptive import kernels
+from hvd_adaptive.codec.adaptive_codec import uniform_codec
 from hvd_adaptive.codec.codec import Codec
 from hvd_adaptive.compressor import GradientCompressor
 from hvd_adaptive.kernels.checksum import BlockSums
@@ -55,6 +56,9 @@ class NaturalCompression(GradientCompressor):
 class _Codec(Codec):
     name = "natural"
     has_zero = True
+
+    def second_codec(self, bits: int) -> Codec:
+        return uniform_codec(bits, self._for_averages())
 
     @property
     def alphabet(self) -> int:

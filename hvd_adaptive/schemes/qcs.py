@@ -11,6 +11,7 @@ from typing_extensions import Unpack
 
 from hvd_adaptive import kernels
 from hvd_adaptive.base.checks import check_choice, check_integer, is_real
+from hvd_adaptive.codec.adaptive_codec import uniform_codec
 from hvd_adaptive.codec.codec import Codec
 from hvd_adaptive.compressor import GradientCompressor
 from hvd_adaptive.kernels import hadamard
@@ -151,6 +152,9 @@ class QCSCodec(Codec):
         super().__init__(settings)
         self.estimator, self.measurements = estimator, measurements
         self.quantizer_range = quantizer_range
+
+    def second_codec(self, bits: int) -> Codec:
+        return uniform_codec(bits, self._for_averages())
 
     @property
     def gamma(self) -> float:

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Any, cast
-
 from typing_extensions import Unpack
 
 from hvd_adaptive.adapt.statistics import Adaptation
 from hvd_adaptive.base.checks import check_choice, check_flag, check_integer
 from hvd_adaptive.codec.adaptive_codec import NORMS, FixedCodec
-from hvd_adaptive.codec.codec import Codec
 from hvd_adaptive.codec.level_table import LevelTable
 from hvd_adaptive.levels import uniform_magnitudes
 from hvd_adaptive.schemes.level_scheme import LevelScheme
@@ -73,10 +70,3 @@ class QSGD(LevelScheme):
         own = {} if intervals is None else {"bits": None, "intervals": intervals}
         settings = Settings.from_keywords(QSGD, shared)
         super().__init__(FixedCodec("qsgd", settings, norm, table, adaptation, own))
-
-
-def _codec(**keywords: Any) -> FixedCodec:
-    return cast(FixedCodec, QSGD(**keywords).parts.default)
-
-
-Codec.codec_of_averages = staticmethod(_codec)

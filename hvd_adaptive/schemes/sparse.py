@@ -11,6 +11,7 @@ from typing_extensions import Unpack
 
 from hvd_adaptive import kernels
 from hvd_adaptive.base.checks import is_real
+from hvd_adaptive.codec.adaptive_codec import uniform_codec
 from hvd_adaptive.codec.codec import Codec
 from hvd_adaptive.compressor import GradientCompressor
 from hvd_adaptive.kernels import sparse
@@ -101,8 +102,7 @@ class _Codec(Codec):
 
         Averages of few coordinates are sparse too.
         """
-        keywords = self._for_averages()
-        return self.codec_of_averages(bits=bits, norm="linf", coding="elias", **keywords)
+        return uniform_codec(bits, self._for_averages(), coding="elias")
 
     def _most_exact(self, size: int) -> int:
         """Return the most coordinates of a bucket that can reach λ at this density."""
