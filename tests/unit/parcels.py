@@ -8,12 +8,11 @@ import torch
 
 from hvd_adaptive.exchange.exchange import Route
 from hvd_adaptive.exchange.parcel import Parcel, RandomStream
-from hvd_adaptive.instances import Instance
 
 
 def parcel(codec, flat: torch.Tensor, quantized: int, factor: float, **own) -> Parcel:
     """A parcel of ``flat``, whose first ``quantized`` coordinates are quantised."""
-    stream = RandomStream(Instance(), seed=0, step=0, group=0)
+    stream = RandomStream(number=0, seed=0, step=0, group=0)
     full, layout = flat.numel() - quantized, 7
     return Parcel(
         codec, flat.dtype, quantized, full, flat.device, stream, factor, layout=layout, **own

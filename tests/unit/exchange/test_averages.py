@@ -17,6 +17,7 @@ from hvd_adaptive.exchange.exchange import AllgatherExchange, FailedElsewhereErr
 from hvd_adaptive.exchange.hierarchical import HierarchicalExchange
 from hvd_adaptive.exchange.scatter_reduce import ScatterReduceExchange, cut
 from hvd_adaptive.exchange.shard_reduce import ShardReduce
+from hvd_adaptive.kernels.random import stream_key
 from hvd_adaptive.monitor import StepMeter
 
 RANKS, BUCKET, STEPS = 4, 64, 127
@@ -122,10 +123,7 @@ def test_ranks_that_exchange_are_named_by_the_parcel(kind):
     """Ranks 5, 3, 8 and 2 of a larger job, in this order; their keys are their own."""
     make, numbers, flats = KINDS[kind], (5, 3, 8, 2), drawn(1000)
     parcels = sent(flats, 900, ranks=numbers)
-    instance = parcels[0].stream.instance
-    assert [parcels[0].key(rank_info) for rank_info in range(4)] == [
-        instance.key(0, number, 0, 0) for number in numbers
-    ]
+    assert [parcels[0].key(rank) for rank in range(4)] == [stream_key(0, n, 0, 0) for n in numbers]
     found = outcomes(begun("average", map(make, range(RANKS)), parcels, flats))
     assert torch.allclose(found[0], torch.stack(flats).mean(dim=0), atol=0.1)
     # A rank that takes them for ranks 0 to 3 sees payloads of others.
