@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Collection, Mapping, Sequence
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
-import torch
 
 from hvd_adaptive.adapt.coverage import Coverage
 
@@ -15,40 +14,6 @@ logger = logging.getLogger("hvd_adaptive")
 
 # The update that changes nothing, because a retry would see nothing new.
 NOTHING_NEW = np.zeros(1)
-
-
-class Fitted(Protocol):
-    """Interface of a codec whose table is fitted (schemes/adaptive.py)."""
-
-    @property
-    def adaptation(self) -> Any:
-        """Return the parameters of statistics; ``samples`` is the number of buckets per rank."""
-
-    def collect(self, buckets: Sequence[torch.Tensor]) -> np.ndarray:
-        """Return statistics of sampled buckets."""
-
-    def joined(self, steps: Sequence[np.ndarray]) -> np.ndarray:
-        """Return the statistics of several steps of this rank, the last of which is this step, as
-        one vector; its length does not depend on their number."""
-
-    def has_more(self, collected: Sequence[np.ndarray]) -> bool:
-        """Return whether statistics contain notably more than those of the last fit."""
-
-    def refit(self, collected: Sequence[np.ndarray]) -> np.ndarray:
-        """Return the update computed from all ranks' statistics."""
-
-    def refit_second(
-        self, collected: Sequence[np.ndarray], first: Any, update: np.ndarray | None
-    ) -> np.ndarray:
-        """Return the update of a codec of the averages of ``first``."""
-
-    def apply_update(self, update: np.ndarray, step: int, part: str = "") -> bool:
-        """Apply the broadcast update of ``refit``, the same on every rank; ``part`` is named in the
-        log.
-
-        Returns:
-            Whether the update is complete, so that it need not be repeated soon.
-        """
 
 
 class JointUpdate:
@@ -59,7 +24,7 @@ class JointUpdate:
     lacks notable parts of the gradient is incomplete, so it is repeated at the next step.
 
     Args:
-        codecs: Codecs by label, in the same order on every rank.
+        codecs: Codecs (``codec.codec.FittedCodec``) by label, in the same order on every rank.
         seconds: Codecs of averages by label, fitted to the same statistics.
         alone: Fit only ``seconds``.
         earlier: Function of a label: statistics of earlier steps of this rank, to fit to as well.
@@ -72,8 +37,8 @@ class JointUpdate:
 
     def __init__(
         self,
-        codecs: Mapping[str, Fitted],
-        seconds: Mapping[str, Fitted] | None = None,
+        codecs: Mapping[str, Any],
+        seconds: Mapping[str, Any] | None = None,
         alone: bool = False,
         earlier: Callable[[str], Sequence[np.ndarray]] = lambda label: (),
         warn_kept: Callable[..., None] = logger.warning,

@@ -180,7 +180,7 @@ class Updates:
 
 class ScheduledUpdates(Updates):
     """Updates of a scheme that is fitted to gradients: its codecs implement
-    ``joint_update.Fitted``.
+    ``codec.codec.FittedCodec``.
     """
 
     def __init__(

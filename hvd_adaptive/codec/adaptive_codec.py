@@ -120,7 +120,7 @@ class AdaptiveCodec(FittedCodec, TableCodec):
         return np.concatenate([usable.head, statistics])
 
     def joined(self, steps: Sequence[np.ndarray]) -> np.ndarray:
-        """See ``adapt.joint_update.Fitted.joined``."""
+        """See ``FittedCodec``."""
         head = np.sum([own[:HEAD] for own in steps], axis=0)
         return np.concatenate([head, self._statistic.joined([own[HEAD:] for own in steps])])
 
@@ -175,7 +175,7 @@ class AdaptiveCodec(FittedCodec, TableCodec):
         return self.refit(collected, averaged)
 
     def apply_update(self, update: np.ndarray, step: int, part: str = "") -> bool:
-        """See ``adapt.joint_update.Fitted.apply_update``."""
+        """See ``FittedCodec``."""
         complete, fitted, self._share = bool(update[0]), bool(update[1]), float(update[4])
         if fitted:
             count = self._table.magnitudes.size

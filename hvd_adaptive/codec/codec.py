@@ -96,7 +96,13 @@ class Codec(Quantizer):
 
 
 class FittedCodec(Codec):
-    """Base of codecs that are fitted to gradients; see ``adapt.joint_update.Fitted``.
+    """Base of codecs that are fitted to gradients, by ``adapt.joint_update.JointUpdate``.
+
+    A codec implements ``collect``, which returns statistics of sampled buckets; ``joined``, which
+    joins those of several steps of this rank, the last of which is this step, in one vector of a
+    fixed length; ``refit``, which returns the update for all ranks' statistics; ``apply_update``,
+    which applies it (``part`` is named in the log), and returns whether it need not be repeated
+    soon; and ``refit_second`` if it is a codec of averages.
 
     Attributes:
         adaptation: Statistics and schedule.

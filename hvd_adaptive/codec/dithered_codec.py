@@ -163,7 +163,7 @@ class DitheredCodec(FittedCodec):
         return np.concatenate([usable.head, self._sent, self._counts(usable)])
 
     def joined(self, steps: Sequence[np.ndarray]) -> np.ndarray:
-        """See ``adapt.joint_update.Fitted.joined``. What was sent is counted since the update."""
+        """See ``FittedCodec``. What was sent is counted since the update."""
         total = np.sum(steps, axis=0)
         total[HEAD : HEAD + 2] = steps[-1][HEAD : HEAD + 2]
         return total
@@ -193,7 +193,7 @@ class DitheredCodec(FittedCodec):
         return np.concatenate([outcome, state, own])
 
     def apply_update(self, update: np.ndarray, step: int, part: str = "") -> bool:
-        """See ``adapt.joint_update.Fitted.apply_update``."""
+        """See ``FittedCodec``."""
         complete, fitted, self._share = bool(update[0]), bool(update[1]), float(update[2])
         if fitted:
             self._modelled, ratio, bits, coordinates = update[3:7].tolist()
