@@ -75,9 +75,10 @@ docs: setup ## build the documentation's pages into site/
 package-test: setup ## build sdist and wheel, install the wheel into an empty environment, run the tests of one process there
 	@$(RUN) tests/repository/packaged.py $(ARGS)
 
-soak: setup ## 100,000 schedules of steps; half an hour of elastic training, workers killed and restarted
+soak: setup ## 100,000 schedules of steps; two optimizers in any order; half an hour of elastic training, workers killed
 	@HVD_ADAPTIVE_SCHEDULES=100000 $(RUN) -m pytest --timeout 0 tests/unit/run/test_schedules.py
 	@HVD_ADAPTIVE_SCHEDULES=5000 $(RUN) -m pytest --timeout 0 tests/unit/hooks -k any_schedule
+	@$(BIN)/mpirun -np 3 --oversubscribe $(BIN)/python tests/soak/orders.py --runs 500
 	@$(RUN) tests/soak/soak.py
 
 mutants: setup ## plant 130 faults in codec/, exchange/ and run/, and count those that tests find
