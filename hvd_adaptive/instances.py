@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import threading
+import zlib
 from collections.abc import Iterable
 from typing import Any
 
 from hvd_adaptive.base.checks import check_integer
-from hvd_adaptive.kernels.random import key_of
+from hvd_adaptive.kernels.random import key_of, stream_key
 
-MOST = 2**63 - 1
+MOST = 2**62  # numbers travel as int64
 
 
 class Instance:
@@ -26,20 +28,24 @@ class Instance:
 
     def bind(self) -> int:
         """Return the number, the next free one if there is none."""
-        if self.number is None:
-            self._use(_free[0])
-        return self.number or 0
+        with _lock:
+            if self.number is None:
+                self._use(_free[0])
+            return self.number or 0
 
     def offer(self) -> tuple[int, int]:
         """Return the number, or the next free one, and the latter; for ``agree``."""
         return _free[0] if self.number is None else self.number, _free[0]
 
-    def agree(self, offers: Iterable[tuple[int, int]]) -> None:
+    def agree(self, offers: Iterable[tuple[int, int]], name: str = "") -> None:
         """Adopt a number, given all ranks' offers: the one that all have, or one that is free on
-        all ranks.
+        all ranks. Of compressors that agree at the same time each needs a ``name`` of its own, the
+        same on all ranks.
         """
         numbers, free = zip(*offers, strict=True)
-        self._use(numbers[0] if len(set(numbers)) == 1 else max(free))
+        new = stream_key(max(free), zlib.crc32(name.encode())) >> 2
+        with _lock:
+            self._use(numbers[0] if len(set(numbers)) == 1 else new)
 
     def key(self, seed: int, rank: int, step: int, group: int) -> int:
         """Return the key of a stream; in a simulation the compressor may have no number."""
@@ -55,7 +61,8 @@ class Instance:
         """
         new = Instance(self.number)
         if number is not None:
-            new._use(check_integer("state: instance", number, 0, MOST))
+            with _lock:
+                new._use(check_integer("state: instance", number, 0, MOST))
         return new
 
     def _use(self, number: int) -> None:
@@ -63,6 +70,7 @@ class Instance:
 
 
 _free = [0]  # the next number
+_lock = threading.Lock()  # workers of several compressors agree
 
 
 def start_over() -> None:

@@ -73,7 +73,7 @@ class FragmentRanks(Ranks):
     def _samples(self, rank: int, step: int) -> Callable[[int, str], Any]:
         trips = self._trips(rank, step)
         sent = [group for group in self.layout.groups if self._is_sent(group)]
-        return lambda count, part: trips.draws(sent, count, part).draw(rank, trips.values)
+        return lambda count, part: trips.samples(sent, count, part)
 
 
 @dataclass

@@ -70,7 +70,7 @@ def _exchange(results: list[Result], arguments: Mapping[str, Any]) -> Table:
             _ratio(sent, reported and reported * per_host),
             f"{result.mean('cpu_s'):.3f}",
             f"{result.relative_error:.2g}",
-            "yes" if result.replicas_equal else "NO",
+            NONE if result.method.is_nothing else "yes" if result.replicas_equal else "NO",
         )
         rows.append(cells)
     return make_table(headings, rows, title=title, caption="\n".join(conditions()))

@@ -308,9 +308,8 @@ def uniform_codec(
     samples: int = 20,
     statistics: str = "histogram",
 ) -> FixedCodec:
-    """Return QSGD's codec with the norm "linf": that of the averages of many schemes.
-
-    ``keywords`` are those of ``Settings``; the others are QSGD's.
+    """Return QSGD's codec of ``bits`` bits with the norm "linf": that of the averages of many
+    schemes. ``keywords`` are those of ``Settings``; the others are QSGD's.
     """
     table = LevelTable(bits, False, uniform_magnitudes(1 << (bits - 1), False))
     adaptation = Adaptation(False, None, samples, statistics)

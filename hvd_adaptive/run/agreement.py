@@ -130,9 +130,9 @@ def position(
     held: bool,
     compares: bool,
 ) -> torch.Tensor:
-    """Return what must be alike, int64: settings, step, attempt, ``due`` fits, layout, and whether
-    the rank sends nothing before all gradients have arrived (``held``); and whether it ``compares``
-    parameters, which need not be alike.
+    """Return what must be alike, int64: settings, step, attempt, ``due`` fits, layout, whether the
+    rank sends nothing before all gradients have arrived (``held``), the compressor's number; and
+    whether it ``compares`` parameters, which need not be alike.
     """
     fits = due.first + 2 * due.second + 4 * due.samples
     settings, groups = compressor.parts.default.settings_fingerprint, layout.fingerprint >> 1

@@ -75,7 +75,7 @@ class OrderedDrive(Drive):
         binding.prepare(number)
         updates = compressor._training.updates
         due = NOTHING if number in updates.quiet else updates.at(number)
-        samples = self._samples = due.samples
+        samples = due.samples
         warmed_up = number == compressor.settings.warmup_steps
         forgets = samples or number % LENGTHS_LAST == 0 or warmed_up
         if forgets:
@@ -118,8 +118,9 @@ class OrderedDrive(Drive):
         binding, step = self.binding, self.step
         self._agree(wait=True)
         binding.set_up(step.layout, step.number, step.device)
-        if self._samples:
-            updates = binding.compressor._training.updates
+        updates = binding.compressor._training.updates
+        # ``set_up`` may have made tables of averages, which are fitted at once; the step is held.
+        if self.held and updates.at(step.number).samples:
             updates.run(step.number, step.samples, binding.sync(), step.parts)
         step.launch_all(1.0 / binding.world.size)
         has_residuals = binding.compressor._training.residuals is not None

@@ -24,8 +24,11 @@ logger = logging.getLogger("hvd_adaptive")
 
 
 class Plan(NamedTuple):
-    """How a group is exchanged: the most bytes that this holds, and the number of its collectives;
-    0 before the exchange is set up.
+    """How a group is exchanged.
+
+    Attributes:
+        most: Most bytes that its exchange holds.
+        collectives: Number of its collectives; 0 before the exchange is set up.
     """
 
     most: int

@@ -254,7 +254,7 @@ class Step(ABC):
         trip = self._trips.trip(index, self._factor)
         request = next(trip)
         self._held += plan.most
-        flight = Flight(index, trip, request, *plan)
+        flight = Flight(index, trip, request, plan.most, plan.collectives)
         self._submit(flight)
         return flight
 

@@ -272,8 +272,10 @@ class Ranks:
 
     def _update(self, rank: int, step: int, sync: Callable) -> None:
         parts = self._exchanges[rank].parts_among(self.layout.groups)
-        samples = functools.partial(self._trips(rank, step).samples, self.layout.groups)
-        self._scheme._training.updates.run(step, samples, sync, parts, rank)
+        self._scheme._training.updates.run(step, self._samples(rank, step), sync, parts, rank)
+
+    def _samples(self, rank: int, step: int) -> Callable[[int, str], list[torch.Tensor]]:
+        return functools.partial(self._trips(rank, step).samples, self.layout.groups)
 
     def _trips(self, rank: int, step: int, meter: StepMeter | None = None) -> Trips:
         return Trips(

@@ -87,7 +87,7 @@ class ShardedModules:
         settings, step, part = compressor.settings, compressor.step, module.group.part
         quantized = 0 if step < settings.warmup_steps else module.group.quantized
         described = (module.name, flat.numel(), quantized, str(flat.dtype), self._shards)
-        number, group = compressor._training.instance.number or 0, group_number(index, call)
+        number, group = compressor._training.instance.bind(), group_number(index, call)
         return _ordered(flat.view(-1, module.length), quantized), Parcel(
             codec=compressor.parts[part],
             dtype=flat.dtype,

@@ -1,9 +1,10 @@
 """Define Agreement: ranks compare their positions once a step, in one small allreduce.
 
 The allreduce is submitted at a step's first gradient, and read before any other wait. It shows
-whether all ranks take part, with the same settings, parameters, groups, step, attempt and fits of
-tables. It is an allreduce because a rank in ``hvd.join()`` adds zeros to it. Every other collective
-fails on such a rank or, if Horovod has the collective in its response cache, breaks the job.
+whether all ranks take part, with the same settings, parameters, groups, step, attempt, fits of
+tables and number of the compressor. It is an allreduce because a rank in ``hvd.join()`` adds zeros
+to it. Every other collective fails on such a rank or, if Horovod has the collective in its response
+cache, breaks the job.
 
 If ranks differ, each describes itself in topics ("settings", "parameters", ...) of named values.
 Two collectives compare the descriptions: the first compares digests; if these differ, the second
@@ -83,7 +84,7 @@ class Agreement:
         """Return the vector that ranks compare in this step; see placeholder.py.
 
         It covers all that must be the same on all ranks before they wait for each other: the names
-        of collectives (settings, layout, instance), the attempt, the tables, and which are fitted.
+        of collectives, the attempt, the tables, which are fitted, and the compressor's number.
         """
         named = "" if groups.layout is None else groups.name
         settings = self._compressor.parts.default.settings_fingerprint
@@ -95,7 +96,7 @@ class Agreement:
             _crc(settings, self._checksum, named),
             _crc(attempt, *fits, self._tables),
             0 if groups.layout is None else groups.layout.fingerprint,
-            self._compressor._training.instance.number or 0,
+            self._compressor._training.instance.bind(),
             groups.wants_comparison,
         )
 

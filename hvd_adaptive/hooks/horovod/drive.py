@@ -265,7 +265,7 @@ class HorovodDrive(Drive):
         instance = self.binding.compressor._training.instance
         own = torch.tensor(instance.offer(), device="cpu")
         everyone = self.binding.world.gather_equal(own, f"{name}.number")
-        instance.agree(everyone.tolist())
+        instance.agree(everyone.tolist(), name)
 
     def _sum_of_some(self) -> Road:
         """Complete a step of some ranks; the others have called hvd.join()."""

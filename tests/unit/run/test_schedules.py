@@ -20,7 +20,7 @@ from scheduler import (
     work_in_schedule,
 )
 
-from hvd_adaptive import ALQ, QSGD, PayloadError, ScatterReduce, Tuning
+from hvd_adaptive import ALQ, QSGD, Hierarchical, PayloadError, ScatterReduce, Tuning
 from hvd_adaptive.hooks.ddp.bucket_session import BucketSession
 from hvd_adaptive.hooks.ddp.buckets import Bucket, BucketFuture, Names
 from hvd_adaptive.run.ordered import OrderedStep
@@ -180,6 +180,23 @@ def check(rng: random.Random) -> None:
 def test_any_schedule():
     """`make soak` explores 100,000."""
     explore(check, range(48, 48 + SCHEDULES))  # the first ones give no step up
+
+
+def test_averages_tables_are_fitted_in_the_step_that_sets_the_exchange_up(monkeypatch):
+    """Nodes are known only then, and no fit of gradients is due: the second stage's must not wait
+    for the next one."""
+    monkeypatch.setitem(
+        globals(), "assert_average", lambda *_: None
+    )  # gradients' table is unfitted
+
+    def make(**keywords):
+        nodes = Hierarchical(second_stage_bits=8)
+        return ALQ(bits=8, update_steps=[50], exchange=nodes, **keywords)
+
+    ranks = run(random.Random(0).choice, 3, make, {})
+    assert [rank.outcome for rank in ranks] == [None] * 3
+    seconds = [rank.compressor.parts.default.fitted_second for rank in ranks]
+    assert [second.table_version for second in seconds] == [1] * 3
 
 
 def test_swapped_submissions_are_found(monkeypatch):
