@@ -151,11 +151,12 @@ def fit_levels(
     """Return the table of 2**(bits-1) magnitudes with the least expected variance (ALQ Eqs 3, 10).
 
     A law other than a Histogram is tabulated first. All starts descend together, as rows of one
-    array: ``STARTS`` and ``extra_starts``, such as the current table.
+    array: ``STARTS`` and ``extra_starts``, such as the current table. ``bits`` is 2 to 8, and
+    ``solver`` one of ``SOLVERS``.
 
     Raises:
         FitError: All mass lies at zero.
-        ValueError: A keyword is wrong.
+        ValueError: A keyword is not allowed.
     """
     count = 1 << (check_integer("bits", bits, 2, 8) - 1)
     check_choice("solver", solver, SOLVERS)

@@ -77,6 +77,10 @@ class ECDQ(FittedScheme):
         **shared: See ``hvd_adaptive.settings.Settings``. ``coding`` must be "fixed", since ECDQ has
             its own code; ``parameter_bits`` needs ``bits``, and values must be whole.
 
+    Raises:
+        ValueError: A keyword is not allowed, or both or none of ``bits`` and
+            ``relative_variance`` are given.
+
     Examples:
         >>> from hvd_adaptive import ECDQ
         >>> compressor = ECDQ(bits=2)

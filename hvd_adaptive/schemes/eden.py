@@ -60,6 +60,9 @@ class EDEN(GradientCompressor):
             from 64 to 65,536; 4096 if not given. With ``bits`` below 1, bits · bucket_size must be
             at least 64.
 
+    Raises:
+        ValueError: A keyword is not allowed.
+
     Examples:
         >>> from hvd_adaptive import EDEN
         >>> compressor = EDEN(bits=2)
@@ -104,6 +107,9 @@ class DRIVE(EDEN):
 
     Args:
         **shared: See ``EDEN``.
+
+    Raises:
+        ValueError: A keyword is not allowed.
 
     Examples:
         >>> from hvd_adaptive import DRIVE

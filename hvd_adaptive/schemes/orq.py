@@ -51,6 +51,9 @@ class ORQ(GradientCompressor):
         **shared: See ``hvd_adaptive.settings.Settings``. The paper clips at 2.5 or 1.7 deviations
             (clip=2.5).
 
+    Raises:
+        ValueError: A keyword is not allowed.
+
     Examples:
         >>> from hvd_adaptive import ORQ
         >>> compressor = ORQ(levels=9)
@@ -111,6 +114,9 @@ class BinGrad(GradientCompressor):
         iterate: For "biased", repeat b_0 = (b_-1 + b_1)/2 until all of Eq. 17 holds; no repetition
             raises the error.
         **shared: See ``hvd_adaptive.settings.Settings``.
+
+    Raises:
+        ValueError: A keyword is not allowed.
 
     Examples:
         >>> from hvd_adaptive import BinGrad
@@ -177,6 +183,9 @@ class LinearQuantile(GradientCompressor):
         level_dtype: As in ORQ.
         **shared: See ``hvd_adaptive.settings.Settings``.
 
+    Raises:
+        ValueError: A keyword is not allowed.
+
     Examples:
         >>> from hvd_adaptive import LinearQuantile
         >>> compressor = LinearQuantile(levels=9)
@@ -217,6 +226,9 @@ class SignSGD(GradientCompressor):
 
     Args:
         **shared: See ``hvd_adaptive.settings.Settings``.
+
+    Raises:
+        ValueError: A keyword is not allowed.
 
     Examples:
         >>> from hvd_adaptive import SignSGD

@@ -68,7 +68,7 @@ def qsgd_code_length(intervals: int, dimension: int, norm_bits: float = 32) -> f
     sign, a gap and a level number. By |Elias(k)| = (1 + o(1)) log2 k + 1, gap and level number cost
     2 + log2(n/n_s) + 1/2 log2(2 (s^2 + n)/n_s) on average (concavity; E[sum k^2] <= s^2 + n). The
     theorem uses n <= 2 (s^2 + n). It is intended for s far below sqrt(n): at s = sqrt(n) it gives 9
-    n + 32.
+    n + 32. ``intervals`` is s >= 1.
     """
     s, n = check_count("intervals", intervals), check_count("dimension", dimension)
     nonzero = s * (s + np.sqrt(n))
@@ -96,8 +96,8 @@ def nuqsgd_code_length(internal_levels: int, dimension: int, norm_bits: float = 
         b + n (3 + log2(d/n) + log2(1/2 log2(8 (4^s + d)/n)))
 
     because both parts are concave, and 4^k, which is 4 (2^s level)^2, sums to at most 4 4^s (1 +
-    epsilon_Q) <= 8 (4^s + d) in expectation. As in the paper, n <= d/e is required: n > d/e raises
-    ValueError.
+    epsilon_Q) <= 8 (4^s + d) in expectation. ``internal_levels`` is s >= 1. As in the paper, n <=
+    d/e is required: n > d/e raises ValueError.
     """
     s, d = check_count("internal_levels", internal_levels), check_count("dimension", dimension)
     nonzero = 4.0**s + 2.0**s * np.sqrt(d)

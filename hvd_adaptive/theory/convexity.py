@@ -35,7 +35,8 @@ def convexity_margin(low: ArrayLike, high: ArrayLike, distribution: Distribution
     if the determinant is positive, and not convex if it is negative: one such pair proves Theorem 1
     for that law. The printed condition is strict and covers all 0 <= a <= b <= 1. It fails for
     every law with a bounded density, including Corollary 1's uniform law, since both sides are zero
-    at a = b = 0. The intended condition is >= 0, which is sufficient.
+    at a = b = 0. The intended condition is >= 0, which is sufficient. ValueError is raised unless
+    0 <= low <= high <= 1.
     """
     a, b = np.asarray(low, dtype=np.float64), np.asarray(high, dtype=np.float64)
     if not (np.all(a >= 0) and np.all(a <= b) and np.all(b <= 1)):

@@ -49,6 +49,7 @@ def residual_bound(
 ) -> float:
     """Return η of Lemma 4, E||r||² <= η B at every step; infinity from ``feedback_limit`` on.
 
+    ``gamma`` is γ >= 0 of the quantiser, ``estimator`` "unbiased" or "mmse".
     ``correlated=False`` assumes E<g, r> = 0, which holds for gradients that do not depend on the
     quantiser's random numbers. For "mmse", whose residual has a nonzero mean, the gradients must
     also have zero mean. In training, gradients do depend on what was sent before: True bounds
