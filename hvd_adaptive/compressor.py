@@ -252,7 +252,7 @@ class GradientCompressor(Changing, _Base, metaclass=RefusesClasses):
         self._training.check_state(state)
         tables = self._codec.tables_in(state)
         parts = self.parts.loaded(state)
-        self._training.instance = self._training.instance.loaded(state.get("instance"))
+        self._training.instance = self._training.instance.loaded(state)
         self.step = step
         self.parts.use(parts)
         vars(self._codec).update(tables)

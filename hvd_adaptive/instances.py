@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import zlib
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from hvd_adaptive.base.checks import check_integer
@@ -55,14 +55,14 @@ class Instance:
         """Return {"instance": the number}, or {} if there is none."""
         return {} if self.number is None else {"instance": self.number}
 
-    def loaded(self, number: Any) -> Instance:
-        """Return an instance with a saved number, or with this one's if that is None; raise
-        ValueError if it is invalid. Compressors that need one later get other numbers.
+    def loaded(self, state: Mapping[str, Any]) -> Instance:
+        """Return an instance with the number of a ``state_dict``, or with this one's if that has
+        none; raise ValueError if it is invalid. Compressors that need one later get other numbers.
         """
         new = Instance(self.number)
-        if number is not None:
+        if "instance" in state:
             with _lock:
-                new._use(check_integer("state: instance", number, 0, MOST))
+                new._use(check_integer("state: instance", state["instance"], 0, MOST))
         return new
 
     def _use(self, number: int) -> None:

@@ -37,13 +37,12 @@ WRONG = {
 }
 # Entries that a state may lack (older versions' states do), and values that do say something.
 OPTIONAL = {
-    *("settings", "instance", "training", "alone", "scope", "parameter_bits", "second_stage"),
+    *("settings", "instance", "scope", "parameter_bits", "second_stage"),
     *("second_schedule", "residuals", "residuals_checksum", "probabilities", "a", "share"),
     *("again", "norm"),
 }
 ALLOWED = {
     ("parameter_bits", "None"),
-    ("instance", "a dict"),
     ("settings", "a dict"),
     ("scope", "missing"),
     ("code", "a list"),

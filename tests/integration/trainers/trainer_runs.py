@@ -50,7 +50,7 @@ def state_of(model: nn.Module) -> torch.Tensor:
 
 def same_everywhere(values: torch.Tensor) -> None:
     """All ranks hold the same bits, and they are finite."""
-    assert_same_everywhere([values])
+    assert_same_everywhere(values)
     assert bool(values.isfinite().all())
 
 

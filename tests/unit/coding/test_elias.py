@@ -124,7 +124,7 @@ def verdicts(data: bytes, alphabet: int, count: int) -> bool:
     if got is None:
         try:
             told = elias_segment(bits_of(data, "big"), count, alphabet)
-        except (AssertionError, IndexError, OverflowError, ValueError):
+        except (AssertionError, IndexError, OverflowError, StopIteration, ValueError):
             return False
         assert told.min() < 0 or told.max() >= alphabet or stream(told, alphabet) != data
         return False
