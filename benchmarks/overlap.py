@@ -20,6 +20,7 @@ from laboratory import methods as asked
 from laboratory.hosts import Hosts, LaboratoryError
 from laboratory.launch import check_programs
 from laboratory.measure import Result, Settings, measure
+from laboratory.methods import NOTHING
 from laboratory.shapes import SIZES
 from rich.console import Console
 from rich.table import Table
@@ -100,7 +101,8 @@ def show(console: Console, model: str, count: int, args: argparse.Namespace, fou
             table.add_row(label, row)
             continue
         seconds = [f"{row[name]:.3f}" for name in COLUMNS[1:4]]
-        table.add_row(label, *seconds, f"{row['both / larger']:.2f}", f"{row['hidden']:.0%}")
+        hidden = "" if label.endswith(NOTHING) else f"{row['hidden']:.0%}"
+        table.add_row(label, *seconds, f"{row['both / larger']:.2f}", hidden)
     console.print(table, markup=False)
 
 

@@ -86,8 +86,8 @@ class Nothing:
         return tensor
 
 
-def returned(state: None, bucket: Any) -> torch.futures.Future[torch.Tensor]:
-    """Return a bucket of DDP as it is, a hook."""
+def returned(bucket: Any) -> torch.futures.Future[torch.Tensor]:
+    """Return a bucket of DDP as it is."""
     future: torch.futures.Future[torch.Tensor] = torch.futures.Future()
     future.set_result(bucket.buffer())
     return future
@@ -153,7 +153,8 @@ class DdpRanks:
             "float32": None,
             "float16": self._fp16,
             POWERSGD: self._powersgd,
-            NOTHING: lambda ddp: ddp.register_comm_hook(None, returned),
+            # A function without annotations, which DDP would compare with types.
+            NOTHING: lambda ddp: ddp.register_comm_hook(None, lambda _, bucket: returned(bucket)),
         }
         if (register := hooks[method.name]) is not None:
             register(wrapped, **method.method.keywords)

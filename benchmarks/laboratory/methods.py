@@ -46,7 +46,8 @@ class Method:
     @property
     def label(self) -> str:
         cap = "" if self.bucket_cap_mb is None else f":{self.bucket_cap_mb}"
-        return f"{self.backend}{cap}/{BFLOAT16 if self.is_bfloat16 else self.method}"
+        plain = self.is_bfloat16 or self.is_nothing
+        return f"{self.backend}{cap}/{self.name if plain else self.method}"
 
     @property
     def name(self) -> str:
