@@ -80,8 +80,10 @@ class UpdateSchedule:
         return self._ahead[1] or self.retry_at in range(step + 1, step + WINDOW)
 
     def quiet_from(self, step: int) -> range:
-        """Return steps from ``step`` on that are neither due nor sampled, as far as is known."""
-        if self.planned is not default_steps or self.retry_at is not None:
+        """Return steps from ``step`` on for which nothing is planned, at them or soon after them,
+        as far as is known.
+        """
+        if self.planned is not default_steps:
             return range(0)  # a user's function is called for each step
         following = next((s for s in _EARLY if s >= step), -(-step // _EVERY) * _EVERY)
         return range(step, following - WINDOW + 1)

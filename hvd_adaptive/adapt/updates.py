@@ -116,14 +116,10 @@ NOTHING = Due(False, False, False)
 class Updates:
     """Updates of a scheme that is never fitted: there are none. ``codecs`` has each part's by
     label.
-
-    Attributes:
-        quiet: Steps at which nothing is due, as far as is known; there may be others.
     """
 
     def __init__(self, codecs: Mapping[str, Any]) -> None:
         self._codecs = codecs
-        self.quiet = range(0)
 
     def at(self, step: int) -> Due:
         """Return what is due at ``step``. Wrong ``update_steps`` raise here."""
@@ -190,17 +186,20 @@ class ScheduledUpdates(Updates):
         self.schedule = UpdateSchedule(steps)
         # New second stages are fitted regardless of the schedule.
         self._second_schedule = UpdateSchedule(())
+        self._quiet = range(0)  # steps at which nothing is planned
         self._window = SampleWindow()
         self._warn_kept, self._warn_lost = WarnOnce(logger), WarnOnce(logger)
 
     def at(self, step: int) -> Due:
+        is_requested = self.schedule.retry_at is not None
+        is_requested = is_requested or self._second_schedule.retry_at is not None
+        if step in self._quiet and not is_requested:
+            return NOTHING
         precedes = self._precedes_fit(step)
         first = self._codecs[""].is_fitted and self.schedule.is_due(step)
         second = self._second_schedule.retry_at == step  # nothing is planned
-        due = Due(first, second, precedes or first or second)
-        is_settled = due == NOTHING and self._second_schedule.retry_at is None
-        self.quiet = self.schedule.quiet_from(step) if is_settled else range(0)
-        return due
+        self._quiet = self.schedule.quiet_from(step)
+        return Due(first, second, precedes or first or second)
 
     def _precedes_fit(self, step: int) -> bool:
         return self._codecs[""].is_fitted and self.schedule.precedes_fit(step)
@@ -211,7 +210,6 @@ class ScheduledUpdates(Updates):
             if second.table_version == 0 and not second.fit_requested:
                 second.fit_requested = True
                 self._second_schedule.request(step)
-                self.quiet = range(0)
 
     def run(
         self,
@@ -262,7 +260,6 @@ class ScheduledUpdates(Updates):
             self.schedule.done(step, complete)
 
     def load_from(self, old: ScheduledUpdates, keep: bool, step: int) -> None:
-        self.quiet = range(0)
         self.schedule.go_on(old.schedule)
         if keep:
             self._second_schedule = old._second_schedule
@@ -282,7 +279,6 @@ class ScheduledUpdates(Updates):
         self._loaded_window(state)
 
     def load_state(self, state: Mapping[str, Any]) -> None:
-        self.quiet = range(0)
         self.schedule.load_state_dict(state["schedule"])
         self._window = self._loaded_window(state)
         self._second_schedule = UpdateSchedule(())

@@ -23,7 +23,6 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
-from hvd_adaptive.adapt.updates import NOTHING
 from hvd_adaptive.base.device import HostCopy, stacked
 from hvd_adaptive.base.errors import RankMismatchError
 from hvd_adaptive.run.agreement import disagreement, position
@@ -73,8 +72,7 @@ class OrderedDrive(Drive):
         if residuals is not None:
             residuals.lay_out(layout, binding.world.rank, binding.world.size)
         binding.prepare(number)
-        updates = compressor._training.updates
-        due = NOTHING if number in updates.quiet else updates.at(number)
+        due = compressor._training.updates.at(number)
         samples = due.samples
         warmed_up = number == compressor.settings.warmup_steps
         forgets = samples or number % LENGTHS_LAST == 0 or warmed_up

@@ -76,7 +76,7 @@ class Agreement:
         """Note what is fitted at the compressor's step. Wrong ``update_steps`` raise here."""
         step, updates = self._compressor.step, self._compressor._training.updates
         groups.prepare(step)
-        self._due = due = NOTHING if step in updates.quiet else updates.at(step)
+        self._due = due = updates.at(step)
         self.is_due, self.needs_samples = due.first or due.second, due.samples
         self._tables = tables_fitted(self._compressor)
 

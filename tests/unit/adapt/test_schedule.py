@@ -5,11 +5,13 @@ from __future__ import annotations
 import copy
 import itertools
 import pickle
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
 from hvd_adaptive.adapt.schedule import UpdateSchedule
+from hvd_adaptive.adapt.updates import Due, ScheduledUpdates
 
 
 def due(schedule: UpdateSchedule, until: int) -> list[int]:
@@ -101,6 +103,19 @@ def test_the_seven_steps_before_a_planned_one_are_sampled():
     assert preceding(UpdateSchedule([3, 30]), 60) == [0, 1, 2, *range(23, 30)]
     assert preceding(UpdateSchedule(range(0, 60, 2)), 40) == list(range(40))
     assert preceding(UpdateSchedule(()), 60) == []
+
+
+def test_what_is_due_by_default_in_any_order_of_steps():
+    """Steps for which nothing is planned are not looked up again, and a request is seen there."""
+    planned = {0, 1, 7, 100, 2000, 10_000, 20_000}
+    updates = ScheduledUpdates({"": SimpleNamespace(is_fitted=True)}, None)
+    for requested in (None, 150, 1500, 9000):
+        if requested is not None:
+            updates.schedule.request(requested)
+        fits = planned | {requested}
+        for step in (*range(250), *range(1400, 2100), *range(8900, 10_100), *range(20_003), 3, 150):
+            soon = any(later in fits for later in range(step, step + 8))
+            assert updates.at(step) == Due(step in fits, False, soon), (requested, step)
 
 
 def test_steps_before_a_retry_are_sampled():
