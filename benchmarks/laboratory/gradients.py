@@ -55,7 +55,7 @@ class Drawn:
         return gradients(self.shapes, rank)
 
     def exact_mean(self, ranks: int, variant: int) -> list[torch.Tensor]:
-        """Yield the mean of all ranks' gradients of each slot."""
+        """Return the mean of all ranks' gradients of each slot."""
         return [exact_mean(slot, s, ranks, variant) for slot, s in enumerate(self.shapes)]
 
 

@@ -29,8 +29,12 @@ from hvd_adaptive.coding.zeros import Zeros, runs_in
 from hvd_adaptive.kernels.checksum import BlockSums
 
 # Header fields that a receiver compares, in the order in which errors name them.
-_CHECKED: tuple[str, ...] = ("scheme", "alphabet", "bucket_size", "coding", "settings")
-_CHECKED += (
+_CHECKED = (
+    "scheme",
+    "alphabet",
+    "bucket_size",
+    "coding",
+    "settings",
     "table_version",
     "table_fingerprint",
     "coordinates",

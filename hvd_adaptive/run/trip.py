@@ -233,14 +233,15 @@ class Trips:
         group, settings = self._layout.groups[index], self._compressor.settings
         # Other ranks refuse the payload of an incomplete group.
         attempt = self._attempt + INCOMPLETE * (index in self.incomplete)
-        instance = self._compressor._training.instance.number or 0
+        compressor = self._compressor._training.instance.number or 0  # none in a simulation
+        number = group_number(index, attempt)
         return Parcel(
             codec=codec,
             dtype=group.dtype,
             quantized=quantized,
             full=group.coordinates - quantized,
             device=device,
-            stream=RandomStream(instance, settings.seed, self.number, group_number(index, attempt)),
+            stream=RandomStream(compressor, settings.seed, self.number, number),
             factor=factor,
             layout=self._layout.fingerprint,
             index=index,
