@@ -14,7 +14,7 @@ from hvd_adaptive import kernels, states
 from hvd_adaptive.base.checks import check_integer
 from hvd_adaptive.base.errors import RankMismatchError
 from hvd_adaptive.coding.header import SIZE
-from hvd_adaptive.coding.payload import OwnedBuffer, read_header, split
+from hvd_adaptive.coding.payload import OwnedBuffer, payloads_in, read_header
 from hvd_adaptive.kernels.random import Use, mix64, stream_key
 from hvd_adaptive.schemes.qsgd import QSGD
 from hvd_adaptive.theory.arguments import check_not_negative, check_positive
@@ -116,7 +116,7 @@ class HorovodRanks:
         if tensor.dtype == torch.uint8:
             request = AllGather(OwnedBuffer.copy_of(tensor))
             received = request.receive(self._world, request.submit(self._world, name))
-            return [payload.bytes for payload in split(received, self.size)]
+            return [payload.bytes for payload in payloads_in(received, range(self.size))]
         return list(self._world.gather_equal(tensor, name))
 
 

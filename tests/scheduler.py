@@ -292,6 +292,7 @@ def work_in_schedule(driver: Any, schedule: Schedule, network: Network, name: st
     """Let a task of the schedule be the worker of a driver."""
     driver.make_lock = functools.partial(ScheduledLock, schedule)
     driver._worker = ScheduledWorker(schedule, network, lambda: driver.drive, name)
+    driver.wake = driver._worker.wake
 
 
 def explore(check: Callable[[random.Random], None], seeds: Iterable[int]) -> None:

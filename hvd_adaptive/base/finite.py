@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterable
 
 import torch
@@ -62,6 +63,7 @@ def all_finite(tensors: Iterable[torch.Tensor]) -> bool:
     return bool(Finite(tensors))
 
 
+@functools.cache
 def wide_of(dtype: torch.dtype) -> torch.dtype:
     """Return the dtype in which tensors of ``dtype`` are summed, float32 or float64.
 

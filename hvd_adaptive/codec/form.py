@@ -123,29 +123,24 @@ class Form:
             memory = memory.part(0, header.length)
         runs, data = None if zeros is None else zeros.runs, memory.bytes
         payload = Encoded(header, data, data[SIZE : SIZE + size], runs, memory=memory)
+        sums = None
+        if body is None:
+            sums = quantizer.encode_body(values, payload.body, key)
+        else:
+            payload.body.copy_(body)
+        if unused := -size % 8:
+            data[SIZE + size : SIZE + size + unused] = 0
         if section is not None:
             payload.zeros.copy_(section)
         if full.numel():
             payload.full.copy_(full)
-        self._fill(payload, values, body)
-        return payload
-
-    def _fill(self, payload: Encoded, values: torch.Tensor, body: torch.Tensor | None) -> None:
-        """Write the body, which is encoded from ``values`` if it is None, padding and header."""
-        sums, data, header = None, payload.bytes, payload.header
-        if body is None:
-            sums = self.quantizer.encode_body(values, payload.body, header.key)
-        else:
-            payload.body.copy_(body)
-        known = isinstance(sums, BlockSums) and sums.size == payload.body.numel()
-        end = SIZE + payload.body.numel()
-        if unused := -end % 8:
-            data[end : end + unused] = 0
-        if unused := -header.full * header.dtype.itemsize % 8:
+        if unused := -full.numel() * full.itemsize % 8:
             data[-unused:] = 0
-        packed, checks = header.pack(), self.quantizer.settings.tuning.checksum
+        packed, checks = header.pack(), quantizer.settings.tuning.checksum
+        known = isinstance(sums, BlockSums) and sums.size == size
         seal = kernels.for_device(data.device, "checksum").seal
         seal(data, packed, body_seed(packed) if checks else None, sums if known else None)
+        return payload
 
     def open(self, payload: Received) -> Payload:
         """Return a received payload; raise PayloadError if its header differs, or does not fit the

@@ -5,7 +5,7 @@ Each section is padded to a multiple of 8 bytes.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -108,8 +108,10 @@ class Encoded(Payload):
 
 def checksums(payloads: Sequence[Payload]) -> Sequence[int] | HostCopy:
     """Return payloads' checksums; on a GPU, the copy to the host that has begun."""
-    seeds = [body_seed(payload.header.pack()) for payload in payloads]
-    contents = [payload.bytes for payload in payloads]
+    contents, seeds = [], []
+    for payload in payloads:
+        contents.append(payload.bytes)
+        seeds.append(body_seed(payload.header.pack()))
     found = kernels.for_device(contents[0].device, "checksum").checksums(contents, seeds)
     return HostCopy(found) if isinstance(found, torch.Tensor) else found
 
@@ -154,42 +156,45 @@ def arrived(payloads: Sequence[torch.Tensor]) -> list[Arrived]:
     ]
 
 
-class Row:
-    """Payloads of the ranks as received: each in its own tensor, or end to end in one.
+def payloads_in(
+    received: Sequence[torch.Tensor],
+    ranks: Sequence[int],
+    guesses: Iterable[int] | None = None,
+    check: Callable[[int, bytes], None] | None = None,
+) -> Iterator[Arrived]:
+    """Yield the payloads of ``ranks``: each in its rank's tensor, or all end to end in one.
 
-    ``guesses`` are offsets in that one tensor at which payloads may begin. On CUDA the headers at
-    these offsets are read in one copy, any others in one copy each.
+    Args:
+        received: One tensor for each rank, or one tensor.
+        ranks: The ranks that have sent a payload.
+        guesses: Offsets in the one tensor at which payloads may begin; equal parts of it if None.
+            On CUDA the headers at these offsets are read in one copy, any others in one copy each.
+        check: Called before a payload is read, with the rank and its first bytes.
+
+    Raises:
+        PayloadError: A payload cannot be read, or bytes remain after the last one.
     """
-
-    def __init__(self, received: Sequence[torch.Tensor], guesses: Iterable[int] = ()) -> None:
-        self._received, self._taken = received, 0
-        self._known: dict[int, torch.Tensor] = {}
-        data = received[0]
-        if data.is_cuda and len(received) == 1:
-            places = sorted({at for at in guesses if 0 <= at <= data.numel() - SIZE})
-            if places:
-                heads = stacked([data[at : at + SIZE] for at in places]).get()
-                self._known = dict(zip(places, heads, strict=True))
-
-    def take(self, rank: int, check: Callable[[int, bytes], None] | None = None) -> Arrived:
-        """Return the next payload, which is that of ``rank``; raise PayloadError if it cannot be
-        read. ``check`` is called first, with the rank and its first bytes.
-        """
-        alone = len(self._received) > 1
-        data, at = (self._received[rank], 0) if alone else (self._received[0], self._taken)
-        known = self._known.get(at)
-        head = (data[at : at + SIZE].cpu() if known is None else known).numpy().tobytes()
+    data, taken = received[0], 0
+    known: dict[int, torch.Tensor] = {}
+    if data.is_cuda and len(received) == 1:
+        if guesses is None:
+            guesses = range(0, data.numel(), data.numel() // len(ranks) or 1)
+        places = sorted({at for at in guesses if 0 <= at <= data.numel() - SIZE})
+        if places:
+            heads = stacked([data[at : at + SIZE] for at in places]).get()
+            known = dict(zip(places, heads, strict=True))
+    for rank in ranks:
+        data, at = (received[rank], 0) if len(received) > 1 else (data, taken)
+        head = known[at] if at in known else data[at : at + SIZE].cpu()
+        first = head.numpy().tobytes()
         if check is not None:
-            check(rank, head)
-        header = Header.unpack(head, data.numel() - at)
-        self._taken += header.length
-        return Arrived(header, data[at : at + header.length])
-
-    def end(self) -> None:
-        """Raise PayloadError if bytes remain after the payloads read."""
-        size = sum(map(torch.Tensor.numel, self._received))
-        if self._taken != size:
-            raise PayloadError(f"received {size} bytes, the headers say {self._taken}")
+            check(rank, first)
+        header = Header.unpack(first, data.numel() - at)
+        taken += header.length
+        yield Arrived(header, data[at : at + header.length])
+    size = sum(map(torch.Tensor.numel, received))
+    if taken != size:
+        raise PayloadError(f"received {size} bytes, the headers say {taken}")
 
 
 def section_of_zeros(data: torch.Tensor, header: Header) -> torch.Tensor:
@@ -213,12 +218,3 @@ def opened(
     if data.data_ptr() % 8 or data.storage_offset() % 8 or not data.is_contiguous():
         data = data.clone(memory_format=torch.contiguous_format)
     return Payload(header, data, data[SIZE : SIZE + body_bytes], runs)
-
-
-def split(received: Sequence[torch.Tensor], count: int) -> list[Arrived]:
-    """Return the payloads of ``count`` ranks; raise PayloadError if the lengths do not match."""
-    size = received[0].numel() // count
-    row = Row(received, range(0, count * size, size or 1))
-    found = list(map(row.take, range(count)))
-    row.end()
-    return found

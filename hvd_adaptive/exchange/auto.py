@@ -39,7 +39,6 @@ from hvd_adaptive.kernels.random import Use
 from hvd_adaptive.transport.world import find_nodes
 
 if TYPE_CHECKING:
-    from hvd_adaptive.adapt.updates import Updates
     from hvd_adaptive.codec.codec import Codec
     from hvd_adaptive.layout import Group
     from hvd_adaptive.settings import Settings
@@ -57,11 +56,12 @@ MOST_GATHERED = 32
 class Plain(ScatterReduceExchange):
     """The scatter-reduce of groups none of whose coordinates is quantised, in their own dtype."""
 
+    def __init__(self, rank_info: RankInfo) -> None:
+        super().__init__(rank_info)
+        self.averages_of = ()
+
     def quantized(self, group: Group) -> int:
         return 0
-
-    def prepare(self, updates: Updates, labels: Sequence[str], step: int) -> None:
-        pass
 
     def in_flight_bytes(self, codec: Codec, quantized: int, full: int, dtype: torch.dtype) -> int:
         return super().in_flight_bytes(codec, 0, quantized + full, dtype)
@@ -72,7 +72,7 @@ class Plain(ScatterReduceExchange):
         begin = time.perf_counter()
         parcel.measure(flat, plain.dtype)
         reducing = super().reduce(plain, flat.to(plain.dtype), values[:0])
-        parcel.spent("encode_s", begin)
+        parcel.meter.add(parcel.index, encode_s=time.perf_counter() - begin)
         del flat, values
         return (yield from reducing)
 
@@ -166,6 +166,8 @@ class AutoExchange(Exchange):
             small, large = seconds[label]
             self._lines[label] = small, max(large - small, 0.0) / (SIZES[1] - SIZES[0])
         self.is_set_up = True
+        candidates = self._candidates.values()
+        self.averages_of = tuple(n for exchange in candidates for n in exchange.averages_of)
         # Beside groups of more collectives, ranks could wait for each other.
         self.overlaps = "hierarchical" not in self._candidates
         listed = [f"{label} {1e3 * a:.2f} and {1e3 * b:.2f}" for label, (a, b) in seconds.items()]
@@ -205,10 +207,6 @@ class AutoExchange(Exchange):
             if summary not in self._logged:
                 logger.info("exchange='auto': %s", summary)
                 self._logged.add(summary)
-
-    def prepare(self, updates: Updates, labels: Sequence[str], step: int) -> None:
-        for exchange in self._candidates.values():
-            exchange.prepare(updates, labels, step)
 
     def in_flight_bytes(self, codec: Codec, quantized: int, full: int, dtype: torch.dtype) -> int:
         if self.is_set_up:

@@ -11,12 +11,11 @@ from typing import TYPE_CHECKING
 import torch
 
 from hvd_adaptive.base.errors import PayloadError
-from hvd_adaptive.coding.payload import split
+from hvd_adaptive.coding.payload import payloads_in
 from hvd_adaptive.exchange.parcel import Parcel
 from hvd_adaptive.transport.collectives import AllGather, Collective, copies_sent
 
 if TYPE_CHECKING:
-    from hvd_adaptive.adapt.updates import Updates
     from hvd_adaptive.codec.codec import Codec
     from hvd_adaptive.layout import Group
     from hvd_adaptive.monitor import StepMeter
@@ -49,10 +48,12 @@ class Exchange(ABC):
         is_set_up: ``set_up`` has been called, or is not needed.
         overlaps: A group has one or two collectives, and its second may be submitted before other
             groups start. Otherwise a group must wait for those that were launched before it.
+        averages_of: Numbers of ranks, or nodes, whose averages are encoded again; after ``set_up``.
     """
 
     is_set_up = True
     overlaps = False
+    averages_of: tuple[int, ...] = ()
 
     def __init__(self, rank_info: RankInfo) -> None:
         self.rank_info, self.ranks, self.rank = rank_info, rank_info.ranks, rank_info.rank
@@ -83,9 +84,6 @@ class Exchange(ABC):
     def parts_among(self, groups: Iterable[Group]) -> list[str]:
         """Return labels of the parts that quantise anything in groups, in order; or [""]."""
         return list(dict.fromkeys(g.part for g in groups if self.quantized(g))) or [""]
-
-    def prepare(self, updates: Updates, labels: Sequence[str], step: int) -> None:  # noqa: B027
-        """Make the parts' second stages, after ``set_up`` and before ``step`` updates tables."""
 
     def choice(self, coordinates: int) -> str | None:
         """Return the exchange that was chosen for a group of this size, or None."""
@@ -156,7 +154,7 @@ class AllgatherExchange(Exchange):
 
         arrived = yield AllGather(payload.memory)
 
-        received = split(arrived, self.ranks)
+        received = list(payloads_in(arrived, range(self.ranks)))
         for rank, of_rank in enumerate(received):
             if of_rank.header.key != parcel.key(rank):
                 raise PayloadError(f"rank {rank} sent a payload of another step or group")
@@ -167,7 +165,7 @@ class AllgatherExchange(Exchange):
         quantized, full = out[: parcel.quantized], out[parcel.quantized :]
         payloads.sum_into(received, frame, parcel.factor, quantized, full)
         result = parcel.narrowed(out, parcel.quantized, self.ranks)
-        parcel.spent("decode_s", begin)
+        parcel.meter.add(parcel.index, decode_s=time.perf_counter() - begin)
         return result
 
 

@@ -40,7 +40,6 @@ from hvd_adaptive.transport.collectives import AllGather, AllToAll, Among
 from hvd_adaptive.transport.world import find_nodes
 
 if TYPE_CHECKING:
-    from hvd_adaptive.adapt.updates import Updates
     from hvd_adaptive.codec.codec import Codec
     from hvd_adaptive.layout import Group
     from hvd_adaptive.transport.world import World
@@ -123,9 +122,6 @@ class HierarchicalExchange(Exchange):
         if self.rank == 0 and isinstance(between, ScatterReduceExchange):
             between.warn(groups, codecs, nodes=True)
 
-    def prepare(self, updates: Updates, labels: Sequence[str], step: int) -> None:
-        self._topology.between.prepare(updates, labels, step)
-
     def in_flight_bytes(self, codec: Codec, quantized: int, full: int, dtype: torch.dtype) -> int:
         # For any nodes: slices sent and received in full precision, the largest a bucket longer;
         # then two payloads of such slices, or one and averages of at most 8 bits.
@@ -149,6 +145,7 @@ class HierarchicalExchange(Exchange):
 
     def _know(self, nodes: Sequence[int]) -> None:
         self._known, self.is_set_up = find_topology(nodes, self.rank), True
+        self.averages_of = self._known.between.averages_of
         if self._known.shares_one_node:
             logger.info("all %d ranks share a node: nothing is compressed", self.ranks)
 
@@ -178,7 +175,7 @@ class HierarchicalExchange(Exchange):
         if topology.shares_one_node:
             parcel.measure(flat, flat.dtype)
         request = [topology.inside(AllToAll(_copied(flat, slices)))]
-        parcel.spent("encode_s", begin)
+        parcel.meter.add(parcel.index, encode_s=time.perf_counter() - begin)
         del flat, values
         parts = yield request.pop()
         failures: list[PayloadError] = []

@@ -15,11 +15,11 @@ from hvd_adaptive.codec.payloads import squares_of
 from hvd_adaptive.coding.header import Frame
 from hvd_adaptive.coding.payload import Encoded
 from hvd_adaptive.kernels.random import Use, key_of, stream_key
+from hvd_adaptive.monitor.meter import StepMeter
 
 if TYPE_CHECKING:
     from hvd_adaptive.codec.codec import Codec
     from hvd_adaptive.feedback import Residuals
-    from hvd_adaptive.monitor import StepMeter
 
 # Full buckets of a group on which the relative error is measured in each step.
 ERROR_BUCKETS = 2
@@ -86,7 +86,7 @@ class Parcel:
         layout: Fingerprint of the layout, for payloads' headers.
         ranks: The ranks that exchange the group, in the exchange's order; () for all.
         memory: Owner of memory that may be used until the exchange's next collective.
-        meter: Figures of the step; None to record nothing.
+        meter: Figures of the step.
         residuals: Residuals of error feedback of this rank; None without.
         after: Receives the group's residual after this step, by group.
         unchecked: Receives functions that raise PayloadError if what was decoded is corrupt; they
@@ -104,7 +104,7 @@ class Parcel:
     index: int = 0
     ranks: Sequence[int] = ()
     memory: Memory = field(default_factory=NewMemory)
-    meter: StepMeter | None = None
+    meter: StepMeter = field(default_factory=StepMeter)
     residuals: Residuals | None = None
     after: dict[int, torch.Tensor] = field(default_factory=dict)
     unchecked: list[Callable[[], None]] = field(default_factory=list)
@@ -136,13 +136,10 @@ class Parcel:
         """Return the result of ``ranks`` ranks in the group's dtype; ``wide`` may change, and sums
         are not limited.
         """
+        if wide.dtype == self.dtype:
+            return wide
         averages = self.factor * ranks < 1 + 1e-6
         return narrowed(wide, quantized if averages else 0, self.dtype)
-
-    def spent(self, figure: str, begin: float) -> None:
-        """Add the seconds since ``begin`` to a figure of the step and of the group."""
-        if self.meter is not None:
-            self.meter.add(self.index, **{figure: time.perf_counter() - begin})
 
     def encoded(self, payloads: Sequence[Encoded], values: torch.Tensor, begin: float) -> None:
         """Record this rank's payloads: their bytes, their error and the residual after this step.
@@ -159,12 +156,10 @@ class Parcel:
         if self.residuals is not None and self.quantized:
             after = self.residuals.after(self.index, values, self.codec, payloads)
             self.after[self.index] = after
-            if self.meter is not None:
-                held = self.residuals.held_bytes(self.index) + after.nbytes
-                self.meter.hold({f"residual of group {self.index}": held})
-        if self.meter is not None:
-            seconds = time.perf_counter() - begin
-            self.meter.add(self.index, payload_bytes=size, encode_s=seconds)
+            held = self.residuals.held_bytes(self.index) + after.nbytes
+            self.meter.hold({f"residual of group {self.index}": held})
+        seconds = time.perf_counter() - begin
+        self.meter.add(self.index, payload_bytes=size, encode_s=seconds)
 
     def measure(self, flat: torch.Tensor, dtype: torch.dtype | None = None) -> None:
         """Add the squared error of a few buckets to the step's figures.
@@ -173,7 +168,7 @@ class Parcel:
         represent all full buckets; the partial bucket at the end is always included. ``dtype`` is
         that to which coordinates are rounded; None if the codec quantises them.
         """
-        if self.meter is None or not flat.numel():
+        if not flat.numel():
             return
         size = self.codec.settings.bucket_size
         full, partial = divmod(flat.numel(), size)
@@ -192,4 +187,4 @@ class Parcel:
         else:
             error = sample.to(dtype).to(sample.dtype) - sample
             squares = torch.stack([squares_of(of, size) for of in (error, sample)], dim=1)
-        self.meter.measured(HostCopy(squares), weights, self.index)
+        self.meter.squares.append((HostCopy(squares), weights, self.index))

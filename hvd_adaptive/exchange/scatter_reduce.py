@@ -27,13 +27,12 @@ import torch
 
 from hvd_adaptive.base.errors import PayloadError
 from hvd_adaptive.codec.second_stage import SecondStage, warn_of_averages
-from hvd_adaptive.coding.payload import Encoded, OwnedBuffer, Row, arrived
-from hvd_adaptive.exchange.exchange import Exchange, FailedElsewhereError, Route
+from hvd_adaptive.coding.payload import Encoded, OwnedBuffer, arrived, payloads_in
+from hvd_adaptive.exchange.exchange import Exchange, FailedElsewhereError, RankInfo, Route
 from hvd_adaptive.exchange.parcel import Parcel
 from hvd_adaptive.transport.collectives import AllGather, AllToAll, copies_sent
 
 if TYPE_CHECKING:
-    from hvd_adaptive.adapt.updates import Updates
     from hvd_adaptive.codec.codec import Codec
     from hvd_adaptive.layout import Group
 
@@ -105,6 +104,10 @@ class ScatterReduceExchange(Exchange):
 
     overlaps = True
 
+    def __init__(self, rank_info: RankInfo) -> None:
+        super().__init__(rank_info)
+        self.averages_of = (self.ranks,)
+
     def log_choices(self, groups: Sequence[Group], codecs: Mapping[str, Codec]) -> None:
         if self.rank == 0:
             self.warn(groups, codecs)
@@ -115,9 +118,6 @@ class ScatterReduceExchange(Exchange):
         """Warn if averages, of ranks or nodes, have an error that another setting avoids."""
         for part in dict.fromkeys(group.part for group in groups if self.quantized(group)):
             warn_of_averages(codecs[part], self.ranks, nodes)
-
-    def prepare(self, updates: Updates, labels: Sequence[str], step: int) -> None:
-        updates.prepare_second_stages(self.ranks, labels, step)
 
     def in_flight_bytes(self, codec: Codec, quantized: int, full: int, dtype: torch.dtype) -> int:
         second = self._second_stage(codec)
@@ -179,7 +179,7 @@ class ScatterReduceExchange(Exchange):
         expected = parcel.frame(own.quantized, own.full)
         quantized, full = mean[: own.quantized], mean[own.quantized :]
         parcel.codec.payloads.sum_into(payloads, expected, parcel.factor, quantized, full)
-        parcel.spent("decode_s", begin)
+        parcel.meter.add(parcel.index, decode_s=time.perf_counter() - begin)
         return mean
 
     def gather(self, parcel: Parcel, mean: torch.Tensor | PayloadError) -> Route:
@@ -198,7 +198,7 @@ class ScatterReduceExchange(Exchange):
         else:
             begin = time.perf_counter()
             sent = self._encoded_mean(parcel, mean)
-            parcel.spent("encode_s", begin)
+            parcel.meter.add(parcel.index, encode_s=time.perf_counter() - begin)
 
         averages = yield AllGather(sent)
 
@@ -206,7 +206,7 @@ class ScatterReduceExchange(Exchange):
             raise mean
         begin = time.perf_counter()
         result = self._decoded(parcel, averages)
-        parcel.spent("decode_s", begin)
+        parcel.meter.add(parcel.index, decode_s=time.perf_counter() - begin)
         return result
 
     def _encoded_chunks(
@@ -251,12 +251,11 @@ class ScatterReduceExchange(Exchange):
         """Return the whole group, decoded from all owners' averages."""
         second = self._second_stage(parcel.codec)
         out, chunks = parcel.empty_result(), self._chunks_of(parcel)
-        sizes = (second.length(c.quantized, c.full, parcel.dtype) for c in chunks if c.coordinates)
-        row = Row(averages, accumulate(sizes, initial=0))
-        for owner, chunk in enumerate(chunks):
-            if not chunk.coordinates:
-                continue
-            payload = row.take(owner, _check_not_failed)
+        owners = [owner for owner, chunk in enumerate(chunks) if chunk.coordinates]
+        own = [chunks[owner] for owner in owners]
+        sizes = [second.length(chunk.quantized, chunk.full, parcel.dtype) for chunk in own]
+        payloads = payloads_in(averages, owners, accumulate(sizes, initial=0), _check_not_failed)
+        for payload, owner, chunk in zip(payloads, owners, own, strict=True):
             if payload.header.key != parcel.key(owner, owner, SECOND):
                 raise PayloadError(f"rank {owner} sent an average of another step or group")
             again = second.quantized(chunk.quantized)
@@ -267,7 +266,6 @@ class ScatterReduceExchange(Exchange):
                 second.payloads.sum_into([payload], expected, 1.0, values, full)
             else:  # averages in full precision
                 chunk.put(second.payloads.sum_wide([payload], expected, 1.0), out)
-        row.end()
         return parcel.narrowed(out, parcel.quantized, self.ranks)
 
     def _second_stage(self, codec: Codec) -> SecondStage:

@@ -71,6 +71,9 @@ class StepMeter:
         detailed: Whether to keep each group's figures.
         current: Figures of the current step.
         last: Figures of the last completed step, or None.
+        squares: For each group that was measured the rows [squared error, squared norm] of its
+            sampled buckets, the number of buckets that each represents, and the group. Rows that
+            are not finite do not count.
     """
 
     def __init__(self) -> None:
@@ -82,7 +85,7 @@ class StepMeter:
         # For each bucket of a group's average whether it is finite, of the last step and this one.
         self._last_finite: dict[int, torch.Tensor] = {}
         self._finite: dict[int, torch.Tensor] = {}
-        self._squares: list[tuple[HostCopy, Sequence[float], int]] = []
+        self.squares: list[tuple[HostCopy, Sequence[float], int]] = []
         self._held: dict[Hashable, int] = {}
         self._total = 0  # the sum of these, a few for each group in flight
 
@@ -118,18 +121,12 @@ class StepMeter:
         masks = self._last_finite.items()
         return {group: int(HostCopy((~finite).sum())) for group, finite in masks}
 
-    def measured(self, squares: HostCopy, weights: Sequence[float], group: int) -> None:
-        """Record the rows [squared error, squared norm] of a group's sampled buckets, each with the
-        number of buckets that it represents. Rows that are not finite do not count.
-        """
-        self._squares.append((squares, weights, group))
-
     def errors(self) -> dict[int, tuple[float, float]]:
         """Return the squared error and squared norm of each measured group of this step; wait for
         a GPU.
         """
         sums: dict[int, tuple[float, float]] = {}
-        for squares, weights, group in self._squares:
+        for squares, weights, group in self.squares:
             error, norm, any_finite = 0.0, 0.0, False
             for (e, n), weight in zip(squares.get().tolist(), weights, strict=True):
                 if math.isfinite(e) and math.isfinite(n):
@@ -160,10 +157,11 @@ class StepMeter:
 
     def _restart(self) -> None:
         """Begin a new step; buffers and residuals remain held."""
-        self._held = {what: size for what, size in self._held.items() if isinstance(what, str)}
-        self._total = sum(self._held.values())
+        for what in [*self._held]:
+            if not isinstance(what, str):
+                self._total -= self._held.pop(what)
         self.current = StepFigures(peak_bytes=self._total)
-        self._groups, self._finite, self._squares = {}, {}, []
+        self._groups, self._finite, self.squares = {}, {}, []
 
     @property
     def relative_error(self) -> float:

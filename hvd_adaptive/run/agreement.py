@@ -10,6 +10,7 @@ import json
 import logging
 import zlib
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -173,6 +174,7 @@ def _describe(numbers: Sequence[int]) -> Description:
 MOST_NAMED = 8
 
 
+@dataclass
 class Failures:
     """Failures of one rank in one step.
 
@@ -187,9 +189,8 @@ class Failures:
         first: The error to raise.
     """
 
-    def __init__(self) -> None:
-        self.first: PayloadError | None = None
-        self._number = 0
+    first: PayloadError | None = None
+    _number: int = 0
 
     def note(self, index: int, error: PayloadError) -> None:
         """Record that this rank, or another one, could not read a payload of group ``index``.

@@ -41,6 +41,7 @@ class Arrivals:
         on_cpu: Whether the first one has arrived, on the CPU.
         mail: Slots of gradients that arrived after the last ``read``.
         kept: The averages that could not be written back, by group.
+        lacking: For each group, how many gradients had not arrived at the last ``read``.
     """
 
     def __init__(
@@ -62,7 +63,7 @@ class Arrivals:
         self.mail: deque[int] = deque()
         self.here, self.is_gradient = bytearray(count), bytearray(count)
         self._memory: dict[int, int] = {}  # the first slot with a gradient in each storage
-        self._missing = list(layout.counts)
+        self.lacking = list(layout.counts)
         self._unposted = list(layout.counts)
         # The streams on which gradients became ready: autograd runs each operation's backward pass
         # on the stream of its forward pass.
@@ -123,15 +124,7 @@ class Arrivals:
             if other != slot and not self._disjoint:
                 self.in_place[slot] = self.in_place[other] = False
             for group, _ in self._layout.pieces_of[slot]:
-                self._missing[group] -= 1
-
-    def all_of(self, group: int) -> bool:
-        """Return whether all gradients of a group have arrived."""
-        return not self._missing[group]
-
-    def any_of(self, group: int) -> bool:
-        """Return whether any gradient of a group has arrived."""
-        return self._missing[group] < self._layout.counts[group]
+                self.lacking[group] -= 1
 
     def gather(self, index: int, changed: bool) -> torch.Tensor:
         """Return a group's coordinates, valid until the next call; see ``trip.Gradients``."""

@@ -108,6 +108,7 @@ class Driver:
 
     Attributes:
         drive: The step in progress, a Drive, or None.
+        wake: Function that has the worker thread look at the step in progress.
     """
 
     make_lock = threading.RLock  # tests replace it
@@ -116,7 +117,8 @@ class Driver:
         self.compressor = compressor
         self._attempt = 0
         self.drive: Any = None
-        self._worker = Worker(functools.partial(_drive_of, weakref.ref(self)))
+        self._worker = Worker(weakref.ref(self))
+        self.wake = self._worker.wake
 
     @property
     def is_idle(self) -> bool:
@@ -127,20 +129,17 @@ class Driver:
         """Begin a step; one in progress is given up. ``make`` returns the step, given the attempt
         at it, a lock, and the worker or None.
         """
-        self.give_up()
+        if self.drive is not None:
+            self.give_up()
         works = on_cpu and self.compressor.settings.tuning.worker
         self.drive = make(self._attempt, self.make_lock(), self._worker if works else None)
-
-    def wake(self) -> None:
-        """Have the worker thread look at the step in progress."""
-        self._worker.wake()
 
     def wait(self) -> None:
         """Wait until averages have replaced all gradients, none of which will arrive any more.
 
         RankMismatchError and PayloadError are raised on all ranks.
         """
-        drive = self._known()
+        drive = self.drive
         self.compressor._training.meter.add(arrival_s=time.perf_counter() - drive.begun)
         drive.flushed = True
         if drive.worker is not None:
@@ -154,7 +153,7 @@ class Driver:
 
     def end(self) -> None:
         """End the step, whose averages have been returned."""
-        drive, compressor = self._known(), self.compressor
+        drive, compressor = self.drive, self.compressor
         step, binding = drive.step, drive.binding
         if step.counts:
             compressor.step = step.number + 1
@@ -187,13 +186,3 @@ class Driver:
         """Log that ``rank``, this one, waits for others, for what, and how to find them."""
         waits = self.describe() or "it has sent nothing yet"
         logger.warning("rank %d still waits for other ranks: %s\n%s", rank, waits, FIND_IT)
-
-    def _known(self) -> Any:
-        if self.drive is None:
-            raise RuntimeError("no step has begun, or it was given up")
-        return self.drive
-
-
-def _drive_of(find_driver: weakref.ref[Driver]) -> Drive | None:
-    driver = find_driver()
-    return None if driver is None else driver.drive

@@ -82,7 +82,7 @@ class Course:
         legs, longest = self._legs, 0
         while True:
             if len(legs) >= self._window:
-                yield from self._up_to(legs[-self._window], legs[-self._window].stages)
+                yield from self._up_to(legs[-self._window], legs[-self._window].plan.collectives)
             leg = self._begin()
             if leg is None:
                 if self.all_arrived:
@@ -90,12 +90,12 @@ class Course:
                 yield None
                 continue
             legs.append(leg)
-            longest = max(longest, leg.stages)
+            longest = max(longest, leg.plan.collectives)
             yield from self._next_stages(len(legs))
         for late in range(1, self._lag * (longest - 1) + 1):
             yield from self._next_stages(len(legs) + late)
         for leg in legs:
-            yield from self._up_to(leg, leg.stages)
+            yield from self._up_to(leg, leg.plan.collectives)
         self.is_over = True
 
     def _next_stages(self, begun: int) -> Generator[Flight, None, None]:
@@ -104,7 +104,7 @@ class Course:
             place = begun - 1 - stage * self._lag
             if place < 0:
                 return
-            if place < len(self._legs) and stage < self._legs[place].stages:
+            if place < len(self._legs) and stage < self._legs[place].plan.collectives:
                 yield from self._up_to(self._legs[place], stage)
 
     def _up_to(self, leg: Flight, stage: int) -> Generator[Flight, None, None]:
@@ -133,7 +133,7 @@ class OrderedStep(Step):
         on_cpu: bool = True,
     ) -> None:
         super().__init__(binding, layout, number, attempt, residuals, worker, disjoint=True)
-        self.arrivals.write_early()  # from now on averages replace gradients at once
+        self.arrivals.is_early = False  # from now on averages replace gradients at once
         self.may_receive = False
         # All ranks follow one course, also if a rank gives the step up before its first gradient.
         self._on_cpu = on_cpu
@@ -161,8 +161,8 @@ class OrderedStep(Step):
         """
         with self.lock:
             self.arrivals.read()
-            groups = range(len(self.layout.groups))
-            self._trips.incomplete = {index for index in groups if not self.arrivals.all_of(index)}
+            lacking = enumerate(self.arrivals.lacking)
+            self._trips.incomplete = {index for index, count in lacking if count}
             self._all_arrived = True
             self._known_course().all_arrived = True
             self.receive_all()
@@ -191,11 +191,11 @@ class OrderedStep(Step):
         """Begin the next group in the layout's order, if it is complete, or if all have arrived."""
         arrivals, incomplete = self.arrivals, self._trips.incomplete
         while self._all_arrived and (index := self._next - 1) >= 0:
-            if arrivals.any_of(index) or index in incomplete:
+            if arrivals.lacking[index] < self.layout.counts[index] or index in incomplete:
                 break
             self._next = index
         index = self._next - 1
-        if index < 0 or not (self._all_arrived or arrivals.all_of(index)):
+        if index < 0 or not (self._all_arrived or not arrivals.lacking[index]):
             return None
         self._next = index
         return self._start(index, self.binding.plans(self.layout)[index])
@@ -218,10 +218,10 @@ class OrderedStep(Step):
 
     def _receive(self) -> None:
         """Decode groups whose last collective has been received; none follows, so no order."""
-        if not self.may_receive or self.device.type != "cpu":
+        if not self.may_receive or self.arrivals.device.type != "cpu":
             return
         for flight in tuple(self._flying):  # one's end may take the course further
-            is_last = flight.stage == flight.stages - 1
+            is_last = flight.stage == flight.plan.collectives - 1
             if is_last and self.binding.world.poll(flight.handle):
                 self._advance(flight)
 

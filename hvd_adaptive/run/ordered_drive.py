@@ -115,7 +115,8 @@ class OrderedDrive(Drive):
         """Do the rest of the step, waiting for other ranks."""
         binding, step = self.binding, self.step
         self._agree(wait=True)
-        binding.set_up(step.layout, step.number, step.device)
+        if not binding.exchange.is_set_up:
+            binding.set_up(step.layout, step.number, step.device)
         updates = binding.compressor._training.updates
         # ``set_up`` may have made tables of averages, which are fitted at once; the step is held.
         if self.held and updates.at(step.number).samples:
@@ -211,7 +212,7 @@ class OrderedDriver(Driver):
         ``done`` is called once, from any thread, when averages have replaced them, or with an
         error.
         """
-        self._known().arrive(gradients, done)
+        self.drive.arrive(gradients, done)
 
     def finish(self) -> None:
         """Complete the step, all of whose gradients have arrived; see ``Driver.wait``."""

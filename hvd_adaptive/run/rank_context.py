@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Hashable, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -14,6 +14,7 @@ from hvd_adaptive.exchange.exchange import Exchange, RankInfo
 from hvd_adaptive.layout import Layout, Member, build_layout
 from hvd_adaptive.run.agreement import warn_of_differences
 from hvd_adaptive.run.monitored import Monitored
+from hvd_adaptive.run.trip import Plan
 from hvd_adaptive.transport.collectives import LARGEST_COLLECTIVE
 from hvd_adaptive.transport.world import LevelSync, nodes_of
 
@@ -21,18 +22,6 @@ if TYPE_CHECKING:
     from hvd_adaptive.compressor import GradientCompressor
 
 logger = logging.getLogger("hvd_adaptive")
-
-
-class Plan(NamedTuple):
-    """How a group is exchanged.
-
-    Attributes:
-        most: Most bytes that its exchange holds.
-        collectives: Number of its collectives; 0 before the exchange is set up.
-    """
-
-    most: int
-    collectives: int
 
 
 class RankContext:
@@ -116,8 +105,6 @@ class RankContext:
 
     def set_up(self, layout: Layout, step: int, device: torch.device, attempt: int = 0) -> None:
         """Set the exchange up, after ranks have compared settings and before the first group."""
-        if self.exchange.is_set_up:
-            return
         self.exchange.set_up(
             self.world, self.compressor.parts.default, self.name_at(attempt), device
         )
@@ -129,9 +116,9 @@ class RankContext:
         self.parts = self.exchange.parts_among(layout.groups)
 
     def prepare(self, step: int) -> None:
-        """Prepare the exchange for a step, before tables are updated."""
-        if self.exchange.is_set_up:
-            self.exchange.prepare(self.compressor._training.updates, self.parts, step)
+        """Make the parts' second stages, before tables are updated in a step."""
+        for averages in self.exchange.averages_of if self.exchange.is_set_up else ():
+            self.compressor._training.updates.prepare_second_stages(averages, self.parts, step)
 
     def buffer(
         self, use: str, coordinates: int, dtype: torch.dtype, device: torch.device
@@ -158,7 +145,9 @@ class RankContext:
                 quantized = 0 if self.settings.warmup_steps else quantized
                 codec, full = self.compressor.parts[group.part], group.coordinates - quantized
                 most = exchange.in_flight_bytes(codec, quantized, full, group.dtype)
-                plans.append(Plan(most, exchange.collectives(group.coordinates) if known else 0))
+                working = exchange.working_bytes(codec, quantized, full) if known else 0
+                collectives = exchange.collectives(group.coordinates) if known else 0
+                plans.append(Plan(most, working, collectives))
             self._plans = layout, known, plans
         return self._plans[2]
 

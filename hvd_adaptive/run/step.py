@@ -17,11 +17,11 @@ from hvd_adaptive.feedback import Residuals
 from hvd_adaptive.layout import Group, Layout
 from hvd_adaptive.run.agreement import Failures, step_failed
 from hvd_adaptive.run.arrivals import Arrivals
-from hvd_adaptive.run.trip import Flight, Trips
+from hvd_adaptive.run.trip import Flight, Plan, Trips
 from hvd_adaptive.transport.collectives import AllGather, InFlight
 
 if TYPE_CHECKING:
-    from hvd_adaptive.run.rank_context import Plan, RankContext
+    from hvd_adaptive.run.rank_context import RankContext
     from hvd_adaptive.run.worker import Worker
 
 
@@ -79,6 +79,7 @@ class Step(ABC):
             name=binding.name,
             residuals=residuals,
         )
+        self.commit = self._trips.commit
         self._worker = worker
         self._hold, self._all_arrived = True, False
         self._next = len(layout.groups)
@@ -172,9 +173,11 @@ class Step(ABC):
     def failed_everywhere(self) -> dict[int, int]:
         """Return the groups that could not be read, by rank, after all were received."""
         if self._failed is None:
-            name, row = self._trips.name_of("corrupt"), self._trips.row()
-            self._failed, rows = self._failures.everywhere(self.binding.world, name, row)
-            self._trips.agree(rows)
+            trips, world = self._trips, self.binding.world
+            row = [] if trips.residuals is None else trips.row(trips.residuals)
+            self._failed, rows = self._failures.everywhere(world, trips.name("corrupt"), row)
+            if trips.residuals is not None:
+                trips.agree(trips.residuals, rows)
         return self._failed
 
     def describe(self) -> str:
@@ -193,7 +196,7 @@ class Step(ABC):
             self._hold = True
             flying = [
                 InFlight(
-                    self._trips.name(f.index, f.stage),
+                    self._trips.name(self.layout.labels[f.index], f.stage),
                     "payloads" if isinstance(f.request, AllGather) else "parts",
                     f.handle,
                 )
@@ -205,10 +208,6 @@ class Step(ABC):
             self._held = self._next = 0
             return flying
 
-    def commit(self) -> None:
-        """Apply the step's residuals after its end, unless AMP skips the step."""
-        self._trips.commit()
-
     @property
     def parts(self) -> list[str]:
         """Return labels of the parts that are sent, the same on every rank, once every dense
@@ -219,8 +218,8 @@ class Step(ABC):
 
     def _groups_here(self) -> list[Group]:
         """Return the groups of which any gradient has arrived."""
-        groups = enumerate(self.layout.groups)
-        return [group for index, group in groups if self.arrivals.any_of(index)]
+        groups, lacking = enumerate(self.layout.groups), self.arrivals.lacking
+        return [group for index, group in groups if lacking[index] < self.layout.counts[index]]
 
     def samples(self, count: int, part: str = "") -> list[torch.Tensor]:
         """Draw up to ``count`` buckets of ``part``; see ``Trips.samples``."""
@@ -254,7 +253,7 @@ class Step(ABC):
         trip = self._trips.trip(index, self._factor)
         request = next(trip)
         self._held += plan.most
-        flight = Flight(index, trip, request, plan.most, plan.collectives)
+        flight = Flight(index, trip, request, plan)
         self._submit(flight)
         return flight
 
@@ -264,7 +263,7 @@ class Step(ABC):
         assert request is not None
         self._meter.add(index, wire_bytes=request.sent_bytes(world.rank, world.size))
         self._meter.hold({("work", index): 0, ("flight", index): request.held_bytes(world)})
-        name = self._trips.name(index, flight.stage)
+        name = self._trips.name(self.layout.labels[index], flight.stage)
         flight.handle, flight.begun = request.submit(world, name), time.perf_counter()
         self.names.add(name)
         flight.request = request.waiting()
@@ -281,8 +280,8 @@ class Step(ABC):
         del request, handle
         end = time.perf_counter()
         self._meter.add(index, exchange_s=end - begin, flight_s=end - flight.begun)
-        size, work = sum(map(torch.Tensor.numel, received)), self._trips.working[index]
-        self._meter.hold({("flight", index): size, ("work", index): work})
+        size = sum(map(torch.Tensor.numel, received))
+        self._meter.hold({("flight", index): size, ("work", index): flight.plan.working})
         flight.stage += 1
         try:
             flight.request = flight.trip.send(received)
@@ -291,7 +290,7 @@ class Step(ABC):
                 self._failures.note(index, end_of_trip)
             del received
             flight.is_over = True
-            self._held -= flight.most
+            self._held -= flight.plan.most
             self._returned.add(index)
             self._hold_nothing_but_kept(index)
             self._launch()

@@ -9,7 +9,7 @@ from __future__ import annotations
 import time
 from collections.abc import Generator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import torch
 
@@ -34,6 +34,21 @@ if TYPE_CHECKING:
 # Added to the attempt in random streams of incomplete groups.
 INCOMPLETE = 2**30
 
+
+class Plan(NamedTuple):
+    """How a group is exchanged.
+
+    Attributes:
+        most: Most bytes that its exchange holds.
+        working: Bytes for decoding, besides payloads and result; 0 before the exchange is set up.
+        collectives: Number of its collectives; likewise.
+    """
+
+    most: int
+    working: int
+    collectives: int
+
+
 # Yields collectives, and receives their results.
 Trip = Generator[Collective, list[torch.Tensor], None]
 
@@ -45,8 +60,7 @@ class Flight:
     index: int
     trip: Trip
     request: Collective | None
-    most: int  # bytes that its exchange holds
-    stages: int  # the number of its collectives
+    plan: Plan
     stage: int = 0  # the collective that it waits for
     is_over: bool = False  # its last collective has been received
     handle: Any = None
@@ -76,12 +90,11 @@ class Trips:
 
     Args:
         name: Beginning of the names of collectives.
-        residuals: Residuals of this rank, laid out for the step; None without error feedback.
 
     Attributes:
         number: The step, until ranks that differ in it have compared.
+        residuals: Residuals of this rank, laid out for the step; None without error feedback.
         error: The error that every rank must raise after ``agree``, or None.
-        working: The most bytes that decoding a group holds, by group; once its trip has begun.
         incomplete: Groups that are sent with zeros for gradients that are missing, because the step
             is given up.
     """
@@ -102,14 +115,13 @@ class Trips:
         self.number = number
         self._compressor, self._exchange, self._layout = compressor, exchange, layout
         self._gradients, self._meter = gradients, meter
-        self._attempt, self._name, self._residuals = attempt, name, residuals
+        self._attempt, self._name, self.residuals = attempt, name, residuals
         self._of_attempt = f".attempt{attempt}" if attempt else ""
         self._after: dict[int, torch.Tensor] = {}  # the groups' residuals after this step
         self._absent: list[int] = []
-        self._finite = Finite()
+        self._finite = None if residuals is None else Finite()
         self._weights: Weights | None = None  # of the next step
         self.error: ResidualError | None = None
-        self.working: dict[int, int] = {}
         self.incomplete: set[int] = set()
         looks = compressor.parts.looks_for_zeros and exchange.rank == 0
         self._zeros = RoundedZeros() if looks else None
@@ -124,8 +136,6 @@ class Trips:
         """
         group, begin = self._layout.groups[index], time.perf_counter()
         quantized, codec = self.quantized(index), self._compressor.parts[group.part]
-        full = group.coordinates - quantized
-        self.working[index] = self._exchange.working_bytes(codec, quantized, full)
         flat, values = self._gathered(index, quantized)
         if self._zeros is not None:
             self._zeros.look(group, values, codec)
@@ -146,7 +156,7 @@ class Trips:
 
     def check(self, index: int, average: torch.Tensor, quantized: int) -> None:
         """Check whether a group's average is finite: a step with NaN or Inf changes no residual."""
-        if self._residuals is not None:
+        if self._finite is not None:
             self._finite.look(average)
         size = self._compressor.settings.bucket_size
         self._meter.look(average[:quantized], size, index)
@@ -155,14 +165,13 @@ class Trips:
         """Keep the residual of a member: its average is not applied, as no rank has a gradient."""
         self._absent.append(slot)
 
-    def row(self) -> list[float]:
+    def row(self, residuals: Residuals) -> list[float]:
         """Return what the other ranks must know of this rank's residuals; see ``Residuals.row``."""
-        return [] if self._residuals is None else self._residuals.row(self._meter.errors())
+        return residuals.row(self._meter.errors())
 
-    def agree(self, rows: Sequence[Sequence[float]]) -> None:
+    def agree(self, residuals: Residuals, rows: Sequence[Sequence[float]]) -> None:
         """Take the next weights of residuals from all ranks' ``row``, the same on every rank."""
-        if self._residuals is not None:
-            self._weights, self.error = self._residuals.agreed(self.number, rows)
+        self._weights, self.error = residuals.agreed(self.number, rows)
 
     def abandon(self) -> None:
         """Give the step up: residuals stay as they are."""
@@ -173,13 +182,13 @@ class Trips:
         if self._zeros is not None and self.number >= self._compressor.settings.warmup_steps:
             self._compressor.parts.looks_for_zeros = False
             self._zeros.tell(self._layout.members, self._absent)
-        if self._residuals is None:
+        if self.residuals is None or self._finite is None:
             return
         for slot in self._absent:
             for index, piece in self._layout.pieces_of[slot]:
                 if index in self._after:
-                    self._residuals.hold(index, piece.in_group, self._after[index])
-        self._residuals.commit(self._after, self._finite.ask(), self._weights)
+                    self.residuals.hold(index, piece.in_group, self._after[index])
+        self.residuals.commit(self._after, self._finite.ask(), self._weights)
         self._after = {}
 
     def quantized(self, index: int) -> int:
@@ -188,14 +197,12 @@ class Trips:
             return 0
         return self._exchange.quantized(self._layout.groups[index])
 
-    def name(self, index: int, stage: int) -> str:
-        """Return the name of a group's collective, the same on all ranks."""
+    def name(self, label: str, stage: int = 0) -> str:
+        """Return a collective's name, the same on all ranks; attempts differ, as they may be in
+        flight together.
+        """
         of_stage = f".stage{stage}" if stage else ""
-        return f"{self._name}.{self._layout.labels[index]}{of_stage}{self._of_attempt}"
-
-    def name_of(self, label: str) -> str:
-        """Return a collective's name; attempts differ, as they may be in flight together."""
-        return f"{self._name}.{label}{self._of_attempt}"
+        return f"{self._name}.{label}{of_stage}{self._of_attempt}"
 
     def samples(self, groups: Sequence[Group], count: int, part: str) -> Sample:
         """Draw up to ``count`` buckets of ``part`` that are quantised (run/draws.py)."""
@@ -220,7 +227,7 @@ class Trips:
 
     def _gathered(self, index: int, quantized: int) -> tuple[torch.Tensor, torch.Tensor]:
         """Return a group's coordinates, and those that are quantised, with the residual."""
-        residuals = self._residuals
+        residuals = self.residuals
         flat = self._gradients.gather(index, changed=residuals is not None)
         values = flat[:quantized]  # to which the residual is added in place
         if residuals is not None and quantized:
@@ -247,6 +254,6 @@ class Trips:
             index=index,
             memory=self._gradients,
             meter=self._meter,
-            residuals=self._residuals,
+            residuals=self.residuals,
             after=self._after,
         )

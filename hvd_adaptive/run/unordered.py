@@ -30,9 +30,9 @@ class UnorderedStep(Step):
         arrivals = self.arrivals
         if arrivals.mail:
             arrivals.read()
-        while self._next > 0 and (self._all_arrived or arrivals.all_of(self._next - 1)):
+        while self._next > 0 and (self._all_arrived or not arrivals.lacking[self._next - 1]):
             index = self._next - 1
-            if not arrivals.any_of(index):
+            if arrivals.lacking[index] == self.layout.counts[index]:
                 self._next = index
                 continue
             plan = self.binding.plans(self.layout)[index]
@@ -57,7 +57,7 @@ class UnorderedStep(Step):
             return
         for flight in tuple(self._flying):
             if flight.stage == 0:
-                if flight.stages != 2 or not self.binding.world.poll(flight.handle):
+                if flight.plan.collectives != 2 or not self.binding.world.poll(flight.handle):
                     return
                 self._advance(flight)
 
@@ -71,8 +71,8 @@ class UnorderedStep(Step):
         poll, first_is_next, overlaps = self.binding.world.poll, True, self._overlaps
         for flight in tuple(self._flying):
             is_first = overlaps and flight.stage == 0 and first_is_next
-            is_second_next = is_first and flight.stages == 2
-            is_last = overlaps and flight.stages == flight.stage + 1
+            is_second_next = is_first and flight.plan.collectives == 2
+            is_last = overlaps and flight.plan.collectives == flight.stage + 1
             is_oldest = self._all_arrived and self._flying and flight is self._flying[0]
             if (is_second_next or is_last or is_oldest) and poll(flight.handle):
                 self._advance(flight)

@@ -44,9 +44,9 @@ class Worker:
     """A thread that advances the step of one session.
 
     Args:
-        find: Function that returns the step in progress, whose ``advance`` does what can be done
-            without waiting (see ``driver.Road``), or None. It must not refer to the session
-            strongly.
+        find: Function that returns the Driver while it exists, to which nothing here may refer
+            strongly. ``advance`` of its step in progress does what can be done without waiting (see
+            ``driver.Road``).
     """
 
     def __init__(self, find: Callable[[], Any]) -> None:
@@ -115,11 +115,11 @@ def _run(find_worker: weakref.ref[Worker], wake: threading.Event) -> None:
                 worker = find_worker()
                 if worker is None or worker._stopped:
                     return
-                step = worker._find()
-                done = None
+                driver, done = worker._find(), None
+                step = None if driver is None else driver.drive
                 if step is not None:
                     done, pause = step.advance(), LAST_PAUSE if step.flushed else PAUSE
-                del worker, step  # the thread keeps neither while it sleeps
+                del worker, driver, step  # the thread keeps none while it sleeps
 
 
 _running: weakref.WeakSet[Worker] = weakref.WeakSet()

@@ -171,7 +171,9 @@ class Ranks:
         if self.compressor is None:
             return False
         exchange, updates = self._exchanges[0], self.compressor._training.updates
-        exchange.prepare(updates, exchange.parts_among(self.layout.groups), step)
+        parts = exchange.parts_among(self.layout.groups)
+        for averages in exchange.averages_of:
+            updates.prepare_second_stages(averages, parts, step)
         return updates.needs_samples(step)
 
     def refit(self, step: int) -> None:
@@ -203,7 +205,8 @@ class Ranks:
             error += float(apart.square().sum())
             norm += float(wide.square().sum())
         self.relative_error = error / norm if norm else 0.0
-        _agree(everyone)
+        if self.residuals:
+            _agree(everyone, self.residuals)
         for slot in set.intersection(*self._missing):
             for index, piece in self.layout.pieces_of[slot]:
                 results[index][piece.in_group] = 0.0
@@ -304,11 +307,11 @@ class Ranks:
             gradients.take_back()
 
 
-def _agree(everyone: Sequence[Trips]) -> None:
+def _agree(everyone: Sequence[Trips], residuals: Sequence[Residuals]) -> None:
     """Exchange what ranks must know of each other's residuals; raise the error of all of them."""
-    rows = [trips.row() for trips in everyone]
-    for trips in everyone:
-        trips.agree(rows)
+    rows = [trips.row(own) for trips, own in zip(everyone, residuals, strict=True)]
+    for trips, own in zip(everyone, residuals, strict=True):
+        trips.agree(own, rows)
     if error := next((trips.error for trips in everyone if trips.error is not None), None):
         for trips in everyone:
             trips.abandon()

@@ -181,15 +181,11 @@ class HorovodWorld(World):
 
     def wait(self, handle: Any, name: str, operation: str = "allgather") -> Any:
         """Return the result of the collective ``name``; see ``Abandoned``."""
-        self.wait_until_there(handle, name, operation)
-        return self.synchronize(handle)
-
-    def wait_until_there(self, handle: Any, name: str, operation: str) -> None:
-        """See ``Abandoned``."""
         while self.left is not None and not self.hvd.poll(handle):
             if self.left.is_set():
                 raise Abandoned(name, handle, operation)
             time.sleep(_PAUSE)
+        return self.synchronize(handle)
 
     @property
     def is_left(self) -> bool:
@@ -198,8 +194,7 @@ class HorovodWorld(World):
 
     def gather_equal(self, values: torch.Tensor, name: str) -> torch.Tensor:
         handle = self.allgather(values, name)
-        self.wait_until_there(handle, name, "allgather")
-        return self.synchronize(handle).view(self.size, *values.shape)
+        return self.wait(handle, name).view(self.size, *values.shape)
 
     def gather_objects(self, own: Any, name: str) -> list[Any]:
         """Return all ranks' objects, which JSON can represent."""

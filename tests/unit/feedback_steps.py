@@ -9,7 +9,7 @@ import torch
 from hvd_adaptive.exchange.exchange import AllgatherExchange, RankInfo
 from hvd_adaptive.feedback_weight import Figures, Own, Weights
 from hvd_adaptive.layout import Member, build_layout
-from hvd_adaptive.run.rank_context import Plan
+from hvd_adaptive.run.trip import Plan
 from hvd_adaptive.run.unordered import UnorderedStep
 
 
@@ -62,7 +62,7 @@ class OneRank:
         return torch.full((coordinates,), 7.0, dtype=dtype)
 
     def plans(self, layout):
-        return [Plan(4 * group.coordinates, 1) for group in layout.groups]
+        return [Plan(4 * group.coordinates, 0, 1) for group in layout.groups]
 
     def begin(self, attempt: int = 0) -> UnorderedStep:
         """As the session makes a step."""

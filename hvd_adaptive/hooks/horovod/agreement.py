@@ -96,7 +96,7 @@ class Agreement:
             _crc(settings, self._checksum, named),
             _crc(attempt, *fits, self._tables),
             0 if groups.layout is None else groups.layout.fingerprint,
-            self._compressor._training.instance.bind(),
+            self._compressor._training.instance.number or 0,
             groups.wants_comparison,
         )
 

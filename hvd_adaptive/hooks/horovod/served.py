@@ -39,14 +39,6 @@ def gradient_dtype(parameter: torch.Tensor) -> torch.dtype:
     return getattr(parameter, "grad_dtype", None) or parameter.dtype
 
 
-def is_laid_out(layout: Layout, parameters: Sequence[torch.Tensor]) -> bool:
-    """Return whether parameters, in the layout's order, still have its dtypes and shapes."""
-    for parameter, member in zip(parameters, layout.members, strict=True):
-        if gradient_dtype(parameter) != member.dtype or parameter.shape != member.shape:
-            return False
-    return True
-
-
 def changed_kind(gradient: torch.Tensor, member: Member) -> ValueError:
     """Return the error for a gradient that has not the dtype and shape of the layout."""
     return ValueError(
@@ -188,7 +180,10 @@ class ServedParameters:
         """
         if self._has_owner and not self.is_called_by_its_optimizer():
             return False
-        return layout is None or is_laid_out(layout, self.by_slot)
+        for parameter, member in zip(self.by_slot, layout.members if layout else (), strict=True):
+            if gradient_dtype(parameter) != member.dtype or parameter.shape != member.shape:
+                return False
+        return True
 
     def begin_step(self, members: Sequence[Member]) -> Watch | None:
         """Begin a step, whose first gradient has been found; return a watch of its gradients, or

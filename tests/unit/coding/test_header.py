@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from hvd_adaptive import ALQ, ECDQ, QSGD, PayloadError
 from hvd_adaptive.coding import coder
-from hvd_adaptive.coding.payload import split
+from hvd_adaptive.coding.payload import payloads_in
 from hvd_adaptive.kernels import dithered
 from hvd_adaptive.kernels.random import stream_key
 
@@ -115,7 +115,7 @@ def payloads() -> list[torch.Tensor]:
 @pytest.mark.parametrize("joined", [True, False])
 def test_each_is_found(payloads, joined):
     received = [torch.cat(payloads)] if joined else payloads
-    found = split(received, COUNT)
+    found = list(payloads_in(received, range(COUNT)))
     assert [payload.header.coordinates for payload in found] == [100, 200, 300]
     for payload, data in zip(found, payloads, strict=True):
         assert torch.equal(payload.bytes, data)
@@ -131,9 +131,9 @@ def test_wrong_lengths(payloads, joined, place, change):
         change
     ]
     with pytest.raises(PayloadError):
-        split([torch.cat(damaged)] if joined else damaged, COUNT)
+        list(payloads_in([torch.cat(damaged)] if joined else damaged, range(COUNT)))
 
 
 def test_one_too_many(payloads):
     with pytest.raises(PayloadError, match="the headers say"):
-        split([torch.cat([*payloads, payloads[0]])], COUNT)
+        list(payloads_in([torch.cat([*payloads, payloads[0]])], range(COUNT)))

@@ -177,7 +177,6 @@ def test_measure_takes_buckets_at_equal_distances():
 
     payloads = SimpleNamespace(squared_errors=squared_errors)
     codec = SimpleNamespace(settings=own.settings, payloads=payloads)
-    meter = SimpleNamespace(measured=lambda squares, weights, index: None)
-    parcel(codec, flat, flat.numel(), 1.0, meter=meter).measure(flat)
+    parcel(codec, flat, flat.numel(), 1.0).measure(flat)
     ((first, second),) = taken
     assert (second - first) % 8 == 8 // ERROR_BUCKETS == 4

@@ -24,7 +24,7 @@ from hvd_adaptive import ALQ, QSGD, Hierarchical, PayloadError, ScatterReduce, T
 from hvd_adaptive.hooks.ddp.bucket_session import BucketSession
 from hvd_adaptive.hooks.ddp.buckets import Bucket, BucketFuture, Names
 from hvd_adaptive.run.ordered import OrderedStep
-from hvd_adaptive.run.rank_context import Plan
+from hvd_adaptive.run.trip import Plan
 
 # `make soak` runs 100,000.
 SCHEDULES = int(os.environ.get("HVD_ADAPTIVE_SCHEDULES", "40"))
@@ -205,11 +205,11 @@ def test_swapped_submissions_are_found(monkeypatch):
 
     def wrong(self):
         begun = self.__dict__.setdefault("begun", set())
-        complete = [i for i in range(self._next) if self.arrivals.all_of(i) and i not in begun]
+        complete = [i for i in range(self._next) if not self.arrivals.lacking[i] and i not in begun]
         if not self.binding.world.rank or self._all_arrived or not complete:
             return right(self)
         begun.add(complete[0])
-        return self._start(complete[0], Plan(0, 1))
+        return self._start(complete[0], Plan(0, 0, 1))
 
     monkeypatch.setattr(OrderedStep, "_begin_next", wrong)
     assert first_failure(check, (OrderError, AssertionError)) is not None

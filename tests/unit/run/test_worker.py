@@ -7,6 +7,7 @@ import os
 import threading
 import time
 import weakref
+from types import SimpleNamespace
 
 from hvd_adaptive.run.worker import Worker
 
@@ -31,7 +32,7 @@ class Counting:
 
 def test_a_worker_sleeps_when_there_is_nothing_to_do_and_ends_with_its_owner():
     work = Counting(20)
-    worker = Worker(lambda: work)
+    worker = Worker(lambda: SimpleNamespace(drive=work))
     worker.wake()
     assert work.done.wait(SECONDS)
     thread = worker._thread
@@ -61,7 +62,7 @@ def test_a_long_wait_is_told_again_and_again(monkeypatch):
 
 def test_a_worker_starts_again_after_a_fork():
     work = Counting(1)
-    worker = Worker(lambda: work)
+    worker = Worker(lambda: SimpleNamespace(drive=work))
     worker.wake()
     assert work.done.wait(SECONDS)
     child = os.fork()

@@ -113,12 +113,13 @@ class NamedWorld(HorovodWorld):
     def node(self):
         return self.rank, 1
 
-    def wait_until_there(self, handle, name, operation):
+    def wait(self, handle, name, operation="allgather"):
         network, left = self.hvd.network, self.left
         ended = lambda: network.has_ended(handle, self.rank)  # noqa: E731
         self.hvd.schedule.pause(name, lambda: ended() or (left is not None and left.is_set()))
         if left is not None and left.is_set() and not ended():
             raise Abandoned(name, handle, operation)
+        return self.synchronize(handle)
 
 
 def run_ranks(

@@ -7,7 +7,8 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from hvd_adaptive.hooks.horovod.served import Watch, gradient_dtype, is_laid_out
+from hvd_adaptive import QSGD
+from hvd_adaptive.hooks.horovod.served import ServedParameters, Watch, gradient_dtype
 from hvd_adaptive.layout import Member, build_layout
 
 
@@ -46,10 +47,13 @@ def test_dtypes_and_shapes():
         tail="quantize",
         most_coordinates=64,
     )
-    assert is_laid_out(layout, [parameter])
+    compressor = QSGD(bits=4)
+    served = lambda p: ServedParameters(compressor, None, [p])  # noqa: E731
+    assert served(parameter).are_current(layout)
     parameter.data = parameter.data.double()
-    assert gradient_dtype(parameter) == torch.float64 and not is_laid_out(layout, [parameter])
-    assert not is_laid_out(layout, [torch.nn.Parameter(torch.zeros(3, 4))])
+    assert gradient_dtype(parameter) == torch.float64
+    assert not served(parameter).are_current(layout)
+    assert not served(torch.nn.Parameter(torch.zeros(3, 4))).are_current(layout)
     watch = Watch(layout.members, [parameter])
     watch.look(0, torch.zeros(4, 3))
     for wrong in (torch.zeros(4, 3).half(), torch.zeros(12)):
