@@ -170,11 +170,13 @@ class OrderedStep(Step):
     def _known_course(self) -> Course:
         if self._course is None:
             lag, window = LAG, WINDOW
-            sizes = [plan.most for plan in self.binding.plans(self.layout)]
-            fitting = self.binding.settings.tuning.in_flight_bytes // max(1, *sizes)
+            plans, most = self.binding.plans(self.layout), 1
+            for plan in plans:
+                most = max(most, plan.most)
+            fitting = self.binding.settings.tuning.in_flight_bytes // most
             if not self._on_cpu:
                 # To receive in a hook would make the host wait: send all that fits, receive later.
-                lag, window = len(sizes), fitting
+                lag, window = len(plans), fitting
             self._course = Course(
                 self._begin_next, self._advance, self._is_there, lag, min(window, fitting)
             )

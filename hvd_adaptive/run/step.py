@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, cast
 import torch
 
 from hvd_adaptive.base.errors import PayloadError
+from hvd_adaptive.exchange.exchange import Failures, step_failed
 from hvd_adaptive.feedback import Residuals
 from hvd_adaptive.layout import Group, Layout
-from hvd_adaptive.run.agreement import Failures, step_failed
 from hvd_adaptive.run.arrivals import Arrivals
 from hvd_adaptive.run.trip import Flight, Plan, Trips
 from hvd_adaptive.transport.collectives import AllGather, InFlight

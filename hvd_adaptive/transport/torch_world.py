@@ -25,7 +25,7 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
-from hvd_adaptive.base.device import from_host, put
+from hvd_adaptive.base.device import from_host
 from hvd_adaptive.transport.world import World
 
 HEAD = 16  # bytes of a frame before its message: two int64
@@ -77,6 +77,7 @@ class TorchWorld(World):
             raise ValueError("process_group: this process is not a member of it")
         left = _left.get(group)
         self.group = left.pop() if left else _group_like(group)
+        self._device = _device_of(self.group)
         self._rooms: dict[str, torch.Tensor] = {}
         self._outgrown: set[str] = set()
         self._nodes: list[int] | None = None
@@ -137,13 +138,6 @@ class TorchWorld(World):
         data = torch.from_numpy(values.view(np.uint8).copy()).to(self._device)
         dist.broadcast(data, dist.get_global_rank(self.group, 0), group=self.group)
         return data.cpu().numpy().view(values.dtype)
-
-    @property
-    def _device(self) -> torch.device:
-        """Return the device of small arrays that the group's backend accepts."""
-        if "cpu:" in str(dist.get_backend_config(self.group)):
-            return torch.device("cpu")
-        return torch.device("cuda", torch.cuda.current_device())
 
     def average_all(self, tensors: Sequence[torch.Tensor], name: str) -> None:
         works = []
@@ -263,10 +257,17 @@ def _group_like(group: dist.ProcessGroup) -> dist.ProcessGroup:
     )
 
 
+def _device_of(group: dist.ProcessGroup) -> torch.device:
+    """Return the device of small arrays that the group's backend accepts."""
+    if "cpu:" in str(dist.get_backend_config(group)):
+        return torch.device("cpu")
+    return torch.device("cuda", torch.cuda.current_device())
+
+
 def _frame(message: torch.Tensor, room: int, exceeded: bool) -> torch.Tensor:
     frame = message.new_empty(HEAD + room)
-    head = torch.tensor([message.numel(), exceeded], device="cpu").view(torch.uint8)
-    put(head, frame[:HEAD])
+    head = frame[:HEAD].view(torch.int64)
+    head[0], head[1] = message.numel(), exceeded
     size = min(message.numel(), room)
     frame[HEAD : HEAD + size] = message[:size]
     frame[HEAD + size :] = 0

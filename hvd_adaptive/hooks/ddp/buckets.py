@@ -130,7 +130,10 @@ class BucketBinding(RankContext):
 
     def is_laid_out_for(self, buckets: Sequence[Bucket]) -> bool:
         """Return whether buckets were laid out in this order; some may be missing."""
-        now = [bucket.identities for bucket in buckets if bucket.parameters]
+        now = []
+        for bucket in buckets:
+            if bucket.parameters:
+                now.append(bucket.identities)
         return now == self._buckets or now == [b for b in self._buckets if b in now]
 
     def by_slot(self, bucket: Bucket) -> dict[int, torch.Tensor]:

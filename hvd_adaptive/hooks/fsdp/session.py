@@ -16,10 +16,10 @@ from hvd_adaptive.base.errors import PayloadError, RankMismatchError, WarnOnce
 from hvd_adaptive.base.finite import narrowed
 from hvd_adaptive.changes import begin_step
 from hvd_adaptive.connection import ApartFromHorovod
-from hvd_adaptive.exchange.exchange import RankInfo, carry_out
+from hvd_adaptive.exchange.exchange import Failures, RankInfo, carry_out
 from hvd_adaptive.exchange.shard_reduce import ShardReduce
 from hvd_adaptive.hooks.fsdp.modules import ModuleSamples, ShardedModule, ShardedModules
-from hvd_adaptive.run.agreement import Failures, compare_settings, differences
+from hvd_adaptive.run.agreement import compare_settings, differences
 from hvd_adaptive.run.rank_context import RankContext
 from hvd_adaptive.run.rounded_zeros import RoundedZeros
 from hvd_adaptive.training import is_first_rank

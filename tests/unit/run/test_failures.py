@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from hvd_adaptive.base.errors import PayloadError
-from hvd_adaptive.exchange.exchange import FailedElsewhereError
-from hvd_adaptive.run.agreement import Failures, places_that_differ, step_failed
+from hvd_adaptive.exchange.exchange import FailedElsewhereError, Failures, step_failed
+from hvd_adaptive.run.agreement import places_that_differ
 
 LABELS = ["first", "second", "third", "fourth"]
 
