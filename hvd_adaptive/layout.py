@@ -118,6 +118,11 @@ class Layout:
         return pieces
 
     @functools.cached_property
+    def names(self) -> list[str]:
+        """Return the members' names."""
+        return [member.name for member in self.members]
+
+    @functools.cached_property
     def counts(self) -> list[int]:
         """Return the number of members of each group."""
         return [len(group.slots) for group in self.groups]

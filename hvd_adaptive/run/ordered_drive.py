@@ -8,8 +8,7 @@ A door (hooks/) finds the parameters' slots and calls, for each step,
 
 ``done`` is called as soon as averages have replaced its gradients. Ranks must call ``begin`` in the
 same order; gradients may arrive in any. Collectives of a step follow one order: the gather of
-positions, fits of tables, groups by their course (ordered.py), parameters if they are compared,
-failures.
+positions, fits of tables, groups (ordered.py), parameters if they are compared, failures.
 """
 
 from __future__ import annotations

@@ -55,7 +55,7 @@ class _Handle:
     def read_heads(self) -> None:
         """Read the frames' heads, which have been received."""
         if self.lengths is None:
-            heads = torch.stack([frame[:HEAD].clone().view(torch.int64) for frame in self.frames])
+            heads = torch.cat([frame[:HEAD] for frame in self.frames]).view(torch.int64).view(-1, 2)
             self.lengths, exceeded = heads.cpu().T
             self.has_rests = bool(exceeded.any())
 
@@ -112,7 +112,7 @@ class TorchWorld(World):
 
     def begin_gather(self, values: torch.Tensor) -> tuple[Any, torch.Tensor]:
         """Start ``gather_equal`` without waiting; ``end_gather`` returns the result."""
-        own = from_host(values, self._device)
+        own = values if self._device.type == "cpu" else from_host(values, self._device)
         everyone = own.new_empty(self.size, *own.shape)
         return dist.all_gather(list(everyone), own, group=self.group, async_op=True), everyone
 

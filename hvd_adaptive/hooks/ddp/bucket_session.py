@@ -135,18 +135,6 @@ class BucketSession(ApartFromHorovod):
             as_filled: The bucket is as DDP has filled it; no hook around ours may have changed it.
         """
         begin = time.perf_counter()
-        self._take(bucket, index, as_filled)
-        self.compressor._training.meter.add(blocked_s=time.perf_counter() - begin)
-        pending = self._pending
-        if pending is None or index is None:
-            return  # whoever calls without an index calls ``finish``
-        if not pending.plain:
-            bucket.future.needed = functools.partial(self._needed, pending)
-        in_backward = _at_end_of_backward(functools.partial(self._backward_ended, pending))
-        if is_last and (pending.collects or self._driver.is_held or not in_backward):
-            self.finish()
-
-    def _take(self, bucket: Bucket, index: int | None, as_filled: bool) -> None:
         pending = self._pending
         if pending is not None and pending.is_before(bucket):
             if (pending.ended or index) and not pending.plain:
@@ -165,6 +153,14 @@ class BucketSession(ApartFromHorovod):
             gradients = self._hand_over(pending, bucket)
             if gradients and as_filled and bucket is pending.buckets[0]:
                 self._early.begin(gradients)
+        self.compressor._training.meter.add(blocked_s=time.perf_counter() - begin)
+        if index is None:
+            return  # whoever calls without an index calls ``finish``
+        if not pending.plain:
+            bucket.future.needed = functools.partial(self._needed, pending)
+        in_backward = _at_end_of_backward(functools.partial(self._backward_ended, pending))
+        if is_last and (pending.collects or self._driver.is_held or not in_backward):
+            self.finish()
 
     def finish(self) -> None:
         """Average the buckets of a step, all of which are full."""
@@ -212,7 +208,8 @@ class BucketSession(ApartFromHorovod):
             raise
 
     def _begin_step(self, bucket: Bucket) -> Pending:
-        self.abandon()  # backward ended before its last bucket
+        if self._pending is not None:
+            self.abandon()  # backward ended before its last bucket
         world = self._compared_world()
         compressor = self.compressor
         begin_step(compressor)

@@ -302,7 +302,8 @@ class Pending:
         if self.collects or layout is None:
             parameters = [p for bucket in self.buckets for p in bucket.parameters]
             return [known.name_of(p, number) for number, p in enumerate(parameters)]
-        return [layout.members[slot].name for slot in sorted({*self.gradients, *early})]
+        here = sorted({*self.gradients, *early})
+        return list(map(layout.names.__getitem__, here))
 
 
 def compare_names(
