@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from hvd_adaptive.hooks.ddp.buckets import _by_bucket
+from hvd_adaptive.hooks.ddp.buckets import by_bucket
 from hvd_adaptive.simulate import Ranks
 from hvd_adaptive.simulate import ranks as simulated_ranks
 
@@ -133,7 +133,7 @@ class Streaming:
 
         def by_fragment(members: list[Any], **bounds: Any) -> Any:
             parts = [[members[i] for i in of] for of in reversed(PARTS[self.fragments])]
-            return _by_bucket(parts, in_turn=False, **bounds)
+            return by_bucket(parts, in_turn=False, **bounds)
 
         named = [(str(i), p) for i, p in enumerate(self.carrier.parameters())]
         if self.fragments == 1:

@@ -16,11 +16,9 @@ from hvd_adaptive.base.errors import RankMismatchError
 from hvd_adaptive.base.finite import wide_of
 from hvd_adaptive.changes import begin_step
 from hvd_adaptive.compressor import GradientCompressor
-from hvd_adaptive.connection import ApartFromHorovod
-from hvd_adaptive.hooks.rounds import Background, find_world
+from hvd_adaptive.hooks.rounds import Background, TensorSession, find_world
 from hvd_adaptive.layout import Layout, Member, build_layout
 from hvd_adaptive.run.agreement import Description, compare_settings, differences
-from hvd_adaptive.run.ordered_drive import OrderedDriver
 from hvd_adaptive.run.rank_context import RankContext
 from hvd_adaptive.run.worker import FIND_IT, gather_patiently
 
@@ -66,38 +64,23 @@ class Averaging:
         return self.background.result()
 
 
-class ListSession(ApartFromHorovod):
+class ListSession(TensorSession):
     """The calls of ``average`` with one compressor; a Connection."""
 
-    compressor: GradientCompressor
     serves = "list", "average()"
 
     def __init__(self, compressor: GradientCompressor, group: Any) -> None:
-        self.compressor, self.group = compressor, group
+        super().__init__(compressor)
+        self.group = group
         self._label = f"hvd_adaptive.average{next(_numbers)}"
         self._world: Any = None
-        self._binding: RankContext | None = None
         self._kinds: list[Kind | None] = []  # of the layout
         # By position, the kind of the tensor in the last call in which a rank had one, the same on
         # all ranks, and whether any rank has one in this call.
         self._known: list[Kind | None] = []
         self._present: list[bool] = []
-        self._driver = OrderedDriver(compressor)
         self._last: Background[Tensors] | None = None
         self._find_ranks()
-
-    @property
-    def is_idle(self) -> bool:
-        return self._driver.is_idle
-
-    def abandon(self) -> None:
-        """Give up the step in progress, if there is one."""
-        self._driver.give_up()
-
-    def rebind(self) -> None:
-        """Lay out the next step anew: settings have changed."""
-        self.abandon()
-        self._binding = None
 
     def check(self, tensors: Sequence[torch.Tensor | None]) -> None:
         """Raise ValueError if the compressor's names are not those of the tensors."""
@@ -209,20 +192,17 @@ class ListSession(ApartFromHorovod):
 
     def _take_step(self, world: Any, tensors: Sequence[torch.Tensor | None]) -> None:
         """Replace tensors by their averages."""
-        compressor, driver = self.compressor, self._driver
-        begin_step(compressor)
+        begin_step(self.compressor)
         kinds = [None if kind is None else (kind[0], kind[1], False) for kind in self._known]
         if self._binding is None or self._binding.world is not world:
-            self._binding = RankContext(compressor, world, self._label)
+            self._binding = RankContext(self.compressor, world, self._label)
             self._kinds = []
         if self._kinds != kinds:
             self._binding.layout, self._kinds = self._laid_out(self._binding, kinds), kinds
             world.forget_lengths()
         there = (t for t, kind in zip(tensors, kinds, strict=True) if kind is not None)
         here = {slot: tensor for slot, tensor in enumerate(there) if tensor is not None}
-        driver.begin(self._binding, next(iter(here.values())).is_cpu)
-        driver.arrive(here, lambda error: None)
-        driver.finish()
+        self.replace(self._binding, here)
 
     def _laid_out(self, binding: RankContext, kinds: Sequence[Kind | None]) -> Layout:
         named = self.compressor.settings.named_parameters

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -12,8 +12,13 @@ import torch
 import torch.distributed as dist
 
 from hvd_adaptive.base.finite import wide_of
-from hvd_adaptive.hooks.ddp.bucket_session import BucketSession
-from hvd_adaptive.hooks.ddp.buckets import Bucket, BucketFuture, Names
+from hvd_adaptive.changes import begin_step
+from hvd_adaptive.connection import ApartFromHorovod
+from hvd_adaptive.hooks.ddp.buckets import by_bucket
+from hvd_adaptive.layout import Layout, Member
+from hvd_adaptive.run.agreement import compare_settings
+from hvd_adaptive.run.ordered_drive import OrderedDriver
+from hvd_adaptive.run.rank_context import RankContext
 from hvd_adaptive.training import running_horovod
 from hvd_adaptive.transport.horovod_world import HorovodRounds
 from hvd_adaptive.transport.torch_world import TorchWorld
@@ -29,10 +34,9 @@ class RoundExchange:
     """Averages of tensors of one fragment's parameters, through a compressor; None averages in full
     precision.
 
-    The tensors of one fragment and dtype are a bucket, as if DDP had filled it (bucket_session.py).
-    So layout, keys, residuals, fits and checks are those of a step. All fragments are laid out
-    together, and a step sends those of its own. ``wait`` returns when no average is in progress in
-    another thread.
+    Layout, keys, residuals, fits and checks are those of a step. All fragments are laid out
+    together, each dtype of each in groups of its own, and a step sends those of one fragment.
+    ``wait`` returns when no average is in progress in another thread.
     """
 
     def __init__(
@@ -46,10 +50,9 @@ class RoundExchange:
         self.world, self._name_of = world, name_of
         self._label = getattr(world, "label", "local")
         self._fragments = [list(parameters) for parameters in fragments]
-        self._is_laid_out = False
-        self._session: _RoundSession | None = None
+        self._session: RoundSession | None = None
         if compressor is not None:
-            self._session = _RoundSession(compressor, world, self._label, wait)
+            self._session = RoundSession(compressor, world, self._label, wait)
             compressor._training.connection = self._session
 
     def lay_out(self, fragment: int, parameters: Sequence[Parameter]) -> None:
@@ -58,18 +61,15 @@ class RoundExchange:
             return
         known = self._fragments[fragment]
         same = list(map(id, known)) == list(map(id, parameters))
-        if same and self._is_laid_out:
+        if same and self._session.kinds:
             return
-        self._fragments[fragment], self._is_laid_out = list(parameters), True
-        every = [p for of_one in self._fragments for p in of_one]
-        self._session.names = Names([(self._name_of(p), p) for p in every])
-        buckets = []
-        for of_one in self._fragments:
-            for kind in _kinds(of_one):
-                chosen = [of_one[i] for i in kind]
-                flats = [p.detach().reshape(-1) for p in chosen]
-                buckets.append(Bucket(flats[0], chosen, flats, BucketFuture()))
-        self._session.plan(buckets)
+        self._fragments[fragment] = list(parameters)
+        self._session.rebind()
+        self._session.kinds = [
+            [(self._name_of(of_one[i]), of_one[i]) for i in kind]
+            for of_one in self._fragments
+            for kind in _kinds(of_one)
+        ]
 
     def average(
         self, parameters: Sequence[Parameter], tensors: Sequence[torch.Tensor]
@@ -81,14 +81,9 @@ class RoundExchange:
         if self._session is None:
             return self.average_plainly(tensors)
         kinds = _kinds(tensors)
-        flats = _flat(tensors, kinds)
-        averages = _split(flats, tensors, kinds)
-        for flat, kind in zip(flats, kinds, strict=True):
-            devices: list[Any] = [flat.device] if flat.is_cuda else []
-            views = [averages[i].reshape(-1) for i in kind]
-            future = BucketFuture(devices=devices)
-            self._session.take(Bucket(flat, [parameters[i] for i in kind], views, future))
-        self._session.finish()
+        averages = _split(_flat(tensors, kinds), tensors, kinds)
+        flats = [average.reshape(-1) for average in averages]
+        self._session.average(dict(zip(parameters, flats, strict=True)))
         return averages
 
     def average_plainly(self, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
@@ -103,8 +98,44 @@ class RoundExchange:
         return _split(flats, tensors, kinds)
 
 
-class _RoundSession(BucketSession):
-    """A session whose steps may be in progress in another thread of this rank."""
+class TensorSession(ApartFromHorovod):
+    """Connect a compressor to tensors that are averaged outside of a backward pass."""
+
+    compressor: GradientCompressor
+
+    def __init__(self, compressor: GradientCompressor) -> None:
+        self.compressor = compressor
+        self._binding: RankContext | None = None
+        self._driver = OrderedDriver(compressor)
+
+    @property
+    def is_idle(self) -> bool:
+        """Return whether no step is in progress."""
+        return self._driver.is_idle
+
+    def abandon(self) -> None:
+        """Give up the step in progress, if there is one."""
+        self._driver.give_up()
+
+    def rebind(self) -> None:
+        """Lay out the next step anew."""
+        self.abandon()
+        self._binding = None
+
+    def replace(self, binding: RankContext, tensors: Mapping[int, torch.Tensor]) -> None:
+        """Replace tensors, by slot, by their averages."""
+        self._driver.begin(binding, next(iter(tensors.values())).is_cpu)
+        self._driver.arrive(tensors, lambda error: None)
+        self._driver.finish()
+
+
+class RoundSession(TensorSession):
+    """Connect a compressor to LocalSGD. A step may be in progress in another thread of this rank.
+
+    ``kinds`` are the named parameters that share groups.
+    """
+
+    serves = "model", "a model of LocalSGD"
 
     def __init__(
         self,
@@ -113,14 +144,44 @@ class _RoundSession(BucketSession):
         label: str,
         wait: Callable[[], None],
     ) -> None:
-        super().__init__(compressor, Names([]), None, lambda: world, label)
-        self._wait = wait
+        super().__init__(compressor)
+        self._world, self._label, self._wait = world, label, wait
+        self.kinds: list[list[tuple[str, Parameter]]] = []
+        self._slots: dict[Parameter, int] = {}
+        self._has_compared = False
 
     @property
     def is_idle(self) -> bool:
         """Return True once no average is in progress: changes begin with the next one."""
         self._wait()
         return super().is_idle
+
+    def average(self, tensors: Mapping[Parameter, torch.Tensor]) -> None:
+        """Replace the parameters' tensors (1-D) by their averages, a step of the compressor."""
+        if not self._has_compared:
+            compare_settings(self._world, self.compressor)
+            self._has_compared = True
+        begin_step(self.compressor)
+        if self._binding is None:
+            self._binding = self._laid_out()
+        self.replace(self._binding, {self._slots[p]: tensor for p, tensor in tensors.items()})
+
+    def _laid_out(self) -> RankContext:
+        part_of = self.compressor.parts.label_of
+        pairs = [pair for kind in reversed(self.kinds) for pair in kind]
+        self._slots = {parameter: slot for slot, (_, parameter) in enumerate(pairs)}
+        members = [
+            [Member(name, (p.numel(),), p.dtype, part_of(name)) for name, p in kind]
+            for kind in reversed(self.kinds)
+        ]
+
+        def cut(_: list[Member], **bounds: Any) -> Layout:
+            return by_bucket(members, in_turn=False, **bounds)
+
+        binding = RankContext(self.compressor, self._world, self._label)
+        binding.layout = binding.build_layout([m for kind in members for m in kind], cut)
+        self._world.forget_lengths()
+        return binding
 
 
 def _kinds(tensors: Sequence[torch.Tensor]) -> list[list[int]]:

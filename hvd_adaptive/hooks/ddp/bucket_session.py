@@ -21,7 +21,6 @@ from hvd_adaptive.hooks.ddp.early import EarlyGroups
 from hvd_adaptive.run.agreement import compare_settings
 from hvd_adaptive.run.ordered_drive import OrderedDriver
 from hvd_adaptive.training import is_first_rank
-from hvd_adaptive.transport.horovod_world import HorovodRounds
 from hvd_adaptive.transport.torch_world import TorchWorld
 
 if TYPE_CHECKING:
@@ -49,8 +48,7 @@ class BucketSession(ApartFromHorovod):
        else when autograd ends the backward pass: DDP may skip buckets, the last one included.
 
     Args:
-        make_world: Makes the ranks; None for those of ``group``, the default one if None.
-        name: Beginning of the names of collectives.
+        group: The ranks' process group; the default one if None.
     """
 
     compressor: GradientCompressor
@@ -61,21 +59,16 @@ class BucketSession(ApartFromHorovod):
         compressor: GradientCompressor,
         names: Names,
         group: dist.ProcessGroup | None,
-        make_world: Callable[[], TorchWorld | HorovodRounds] | None = None,
-        name: str = "ddp",
     ) -> None:
         self.compressor, self.names, self.group = compressor, names, group
-        self._make_world, self._name = make_world or (lambda: TorchWorld(self.group)), name
-        self._world: TorchWorld | HorovodRounds | None = None  # until the first bucket
-        self._names_world: TorchWorld | None = None  # likewise; None if nothing can be skipped
+        self._world: TorchWorld | None = None  # until the first bucket
+        self._names_world: TorchWorld | None = None  # likewise
         self._binding: BucketBinding | None = None
         self._stale = False
-        self._planned: Sequence[Bucket] = ()
         self._driver = OrderedDriver(compressor)
         self._rebuilt = False  # DDP has built its buckets anew, in the order of arrival
         self._early = EarlyGroups(self._arrive_early)
-        self.was_used = make_world is not None  # only a hook can be forgotten
-        self._are_replicas = make_world is None  # LocalSGD's ranks differ at the end of a round
+        self.was_used = False
         self._warn_of_no_use = WarnOnce(logger, is_first_rank(group))
         self._pending: Pending | None = None
 
@@ -103,7 +96,7 @@ class BucketSession(ApartFromHorovod):
         of_names, self._names_world = self._names_world, None
         self.was_used = True
         for used in (world, of_names):
-            if isinstance(used, TorchWorld):
+            if used is not None:
                 used.close()
 
     def rebind(self) -> None:
@@ -111,19 +104,10 @@ class BucketSession(ApartFromHorovod):
         self.abandon()
         self._stale = True
 
-    def plan(self, buckets: Sequence[Bucket]) -> None:
-        """Lay out these buckets, whose buffers are not read, before the next step, which has no
-        others.
-
-        Nothing is sent of a bucket that a step does not bring, and its residuals are kept.
-        """
-        self.rebind()
-        self._planned = buckets
-
     def take(
         self,
         bucket: Bucket,
-        index: int | None = None,
+        index: int,
         is_last: bool = False,
         as_filled: bool = False,
     ) -> None:
@@ -154,8 +138,6 @@ class BucketSession(ApartFromHorovod):
             if gradients and as_filled and bucket is pending.buckets[0]:
                 self._early.begin(gradients)
         self.compressor._training.meter.add(blocked_s=time.perf_counter() - begin)
-        if index is None:
-            return  # whoever calls without an index calls ``finish``
         if not pending.plain:
             bucket.future.needed = functools.partial(self._needed, pending)
         in_backward = _at_end_of_backward(functools.partial(self._backward_ended, pending))
@@ -215,12 +197,9 @@ class BucketSession(ApartFromHorovod):
         begin_step(compressor)
         if self._stale or self._binding is None:
             last, self._stale = self._binding, False
-            in_turn = self._are_replicas
-            self._binding = BucketBinding(compressor, world, self._name, in_turn)
+            self._binding = BucketBinding(compressor, world, "ddp")
             if last is not None:
                 self._binding.compared_at = last.compared_at
-            if self._planned:
-                self._lay_out_next(self._binding, self._planned)
         binding = self._binding
         self._pending = pending = Pending(binding, collects=not binding.knows(bucket))
         if not pending.collects:
@@ -242,9 +221,8 @@ class BucketSession(ApartFromHorovod):
         """Lay out these buckets from now on."""
         names = self.names.of(buckets, self.compressor.settings)
         layout = binding.lay_out(buckets, names, self._rebuilt)
-        if self._are_replicas:
-            binding.named = self.names.compared(buckets)
-            self._early.lay_out(layout, binding.divided(buckets))
+        binding.named = self.names.compared(buckets)
+        self._early.lay_out(layout, binding.divided(buckets))
         binding.world.forget_lengths()
         logger.debug(
             "%d buckets of DDP in %d groups over %d ranks",
@@ -294,15 +272,14 @@ class BucketSession(ApartFromHorovod):
         work = dist.all_reduce(bucket.buffer.div_(size), group=self.group, async_op=True)
         work.get_future().add_done_callback(lambda ended: bucket.set_after(ended))
 
-    def _compared_world(self) -> TorchWorld | HorovodRounds:
+    def _compared_world(self) -> TorchWorld:
         """Return the ranks, which have compared their settings once."""
         if self._world is not None and self._world.is_current():
             return self._world
         self._world, self._binding = None, None
-        world = self._make_world()
+        world = TorchWorld(self.group)
         compare_settings(world, self.compressor)
-        self._names_world = TorchWorld(self.group) if self._are_replicas else None
-        self._world = world
+        self._world, self._names_world = world, TorchWorld(self.group)
         return world
 
 

@@ -21,7 +21,6 @@ from hvd_adaptive.run.worker import gather_patiently
 if TYPE_CHECKING:
     from hvd_adaptive.compressor import GradientCompressor
     from hvd_adaptive.settings import Settings
-    from hvd_adaptive.transport.horovod_world import HorovodRounds
     from hvd_adaptive.transport.torch_world import TorchWorld
 
 ADVICE = (
@@ -107,20 +106,10 @@ class Bucket:
 
 
 class BucketBinding(RankContext):
-    """A compressor's groups for the buckets of one model, laid out when all have been seen.
+    """A compressor's groups for the buckets of one model, laid out when all have been seen."""
 
-    Gradients arrive one after the other if ``in_turn``, else all at the same time.
-    """
-
-    def __init__(
-        self,
-        compressor: GradientCompressor,
-        world: TorchWorld | HorovodRounds,
-        name: str = "ddp",
-        in_turn: bool = True,
-    ) -> None:
+    def __init__(self, compressor: GradientCompressor, world: TorchWorld, name: str) -> None:
         super().__init__(compressor, world, name)
-        self._in_turn = in_turn
         self._buckets: list[tuple[int, ...]] = []
         self._slots: dict[int, int] = {}
 
@@ -175,7 +164,7 @@ class BucketBinding(RankContext):
                 self._slots[id(p)] = len(self._slots)
 
         def cut(_: list[Member], **bounds: Any) -> Layout:
-            return _by_bucket(members, self._in_turn, **bounds)
+            return by_bucket(members, in_turn=True, **bounds)
 
         layout = self.build_layout([m for of_one in members for m in of_one], cut)
         self.layout = layout
@@ -245,8 +234,10 @@ class Names:
         return self._by_id
 
 
-def _by_bucket(buckets: Sequence[Sequence[Member]], in_turn: bool, **bounds: Any) -> Layout:
-    """Return a layout in which no group has members of two buckets; the last to come are first."""
+def by_bucket(buckets: Sequence[Sequence[Member]], in_turn: bool, **bounds: Any) -> Layout:
+    """Return a layout in which no group has members of two buckets; the last to come are first.
+    They come one after the other if ``in_turn``, else all at the same time.
+    """
     members: list[Member] = []
     groups: list[Group] = []
     fingerprints = []

@@ -158,11 +158,11 @@ def test_buckets_that_change_in_the_middle_of_a_step():
         own = torch.randn(3, 3000, generator=generator)
         held = compressor.state_dict().get("residuals", {"parameters": {}})["parameters"]
         buckets = []
-        for slots in order:
+        for index, slots in enumerate(order):
             buffer = own[slots].reshape(-1).clone()
             some = [parameters[slot] for slot in slots]
             buckets.append(Bucket(buffer, some, buffer.split(3000), BucketFuture()))
-            session.take(buckets[-1])
+            session.take(buckets[-1], index)
         session.finish()
         assert compressor.step == step + 1
         for slots, bucket in zip(order, buckets, strict=True):
