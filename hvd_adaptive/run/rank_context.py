@@ -46,6 +46,7 @@ class RankContext:
         self.exchange: Exchange = make(RankInfo(world.size, world.rank, nodes))
         self.layout: Layout | None = None
         self.parts: list[str] = []
+        self._prepared: tuple[Any, ...] = ()
         self.name = name
         self.named: Sequence[tuple[str, torch.Tensor]] = ()
         self.compared_at = -1
@@ -116,8 +117,14 @@ class RankContext:
         self.parts = self.exchange.parts_among(layout.groups)
 
     def prepare(self, step: int) -> None:
-        """Make the parts' second stages, before tables are updated in a step."""
-        for averages in self.exchange.averages_of if self.exchange.is_set_up else ():
+        """Make the parts' second stages, before tables are updated in a step: in the first one, and
+        in the first one after a state was loaded.
+        """
+        wanted = self.compressor._training.loads, *self.parts
+        if not self.exchange.is_set_up or self._prepared == wanted:
+            return
+        self._prepared = wanted
+        for averages in self.exchange.averages_of:
             self.compressor._training.updates.prepare_second_stages(averages, self.parts, step)
 
     def buffer(
