@@ -109,10 +109,9 @@ class OrderedStep(Step):
 
     def _run(self) -> Generator[Flight | None, None, None]:
         """Yield the group whose collective comes next, or None if a group must be complete."""
-        plans, begun, longest, most = self.binding.plans(self.layout), self._begun, 0, 1
-        for plan in plans:
-            most = max(most, plan.most)
-        fitting = max(2, self.binding.settings.tuning.in_flight_bytes // most)
+        plans, begun, longest = self.binding.plans(self.layout), self._begun, 0
+        most = max((plan.most for plan in plans), default=1)
+        fitting = max(2, self.binding.settings.tuning.in_flight_bytes // max(1, most))
         lag, window = LAG, min(WINDOW, fitting)
         if not self._on_cpu:
             # To receive in a hook would make the host wait: send all that fits, receive later.

@@ -197,7 +197,7 @@ class BucketSession(ApartFromHorovod):
         begin_step(compressor)
         if self._stale or self._binding is None:
             last, self._stale = self._binding, False
-            self._binding = BucketBinding(compressor, world, "ddp")
+            self._binding = BucketBinding(compressor, world)
             if last is not None:
                 self._binding.compared_at = last.compared_at
         binding = self._binding

@@ -108,8 +108,8 @@ class Bucket:
 class BucketBinding(RankContext):
     """A compressor's groups for the buckets of one model, laid out when all have been seen."""
 
-    def __init__(self, compressor: GradientCompressor, world: TorchWorld, name: str) -> None:
-        super().__init__(compressor, world, name)
+    def __init__(self, compressor: GradientCompressor, world: TorchWorld) -> None:
+        super().__init__(compressor, world, "ddp")
         self._buckets: list[tuple[int, ...]] = []
         self._slots: dict[int, int] = {}
 
@@ -119,10 +119,7 @@ class BucketBinding(RankContext):
 
     def is_laid_out_for(self, buckets: Sequence[Bucket]) -> bool:
         """Return whether buckets were laid out in this order; some may be missing."""
-        now = []
-        for bucket in buckets:
-            if bucket.parameters:
-                now.append(bucket.identities)
+        now = [bucket.identities for bucket in buckets if bucket.parameters]
         return now == self._buckets or now == [b for b in self._buckets if b in now]
 
     def by_slot(self, bucket: Bucket) -> dict[int, torch.Tensor]:
@@ -293,8 +290,7 @@ class Pending:
         if self.collects or layout is None:
             parameters = [p for bucket in self.buckets for p in bucket.parameters]
             return [known.name_of(p, number) for number, p in enumerate(parameters)]
-        here = sorted({*self.gradients, *early})
-        return list(map(layout.names.__getitem__, here))
+        return [layout.names[slot] for slot in sorted({*self.gradients, *early})]
 
 
 def compare_names(
