@@ -10,7 +10,7 @@ from hvd_adaptive.coding import CODINGS
 from hvd_adaptive.tools import launch, output
 from hvd_adaptive.tools.bench.models import MODELS, tensors_and_coordinates
 from hvd_adaptive.tools.output import whole
-from hvd_adaptive.tools.schemes.outline import outline, outlines
+from hvd_adaptive.tools.schemes.command import scheme_name
 
 CODEC = """\
 Time encoding, and decoding with accumulation, of every scheme against memcpy,
@@ -52,7 +52,7 @@ def _register_codec(kinds: Any) -> None:
     what, codes = "encode and decode against memcpy", "exit status: 0 measured, 2 wrong arguments"
     add = output.add_command(kinds, "codec", run_codec, what, CODEC, codes).add_argument
     names = "such as ALQ QSGD (default: all)"
-    add("--schemes", type=outline, nargs="+", metavar="NAME", help=names)
+    add("--schemes", type=scheme_name, nargs="+", metavar="NAME", help=names)
     bits = "of schemes that have bits (default: 2 to 8, and those that ECDQ and EDEN have)"
     add("--bits", type=whole(2), nargs="+", metavar="B", help=bits)
     words: Any = {"choices": CODINGS, "nargs": "+", "default": ["fixed"], "metavar": "CODING"}
@@ -99,7 +99,7 @@ def run_codec(arguments: argparse.Namespace) -> int:
     error = arguments.parser.error
     if arguments.device == "cuda" and not torch.cuda.is_available():
         error("--device cuda: torch sees no GPU here")
-    arguments.schemes = [one.name for one in arguments.schemes or outlines()]
+    arguments.schemes = arguments.schemes or codec.NAMES
     known = vars(arguments).keys() & codec.Options.__dataclass_fields__
     options = codec.Options(**{name: vars(arguments)[name] for name in known})
     results, size = {}, 4 * options.coordinates / 1e9

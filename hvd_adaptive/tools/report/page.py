@@ -19,23 +19,20 @@ from matplotlib.ticker import EngFormatter
 from hvd_adaptive.monitor.log import Log
 from hvd_adaptive.tools.output import seconds
 from hvd_adaptive.tools.report import summary
-from hvd_adaptive.tools.report.summary import Cost, Summary
+from hvd_adaptive.tools.report.summary import Summary
 
 # Encode, wait, decode, the rest: apart for the colour-blind, too.
 BLUE, ORANGE, GREEN, GREY = "#0072b2", "#e69f00", "#009e73", "#a9b0b8"
 INK, FAINT = "#22272e", "#e6e8eb"
-NARROW, WIDE = 7.2, 14.8  # inches, so that text is as large in both
 MOST_ROWS = 40
 MOST_PARTS = 6
 MOST_POINTS = 400
-MOST_BARS = 12
 MOST_LEVELS = 8  # in a tooltip
 STYLE: Any = {
     "svg.fonttype": "none",
     "font.family": "sans-serif",
     "font.sans-serif": ["system-ui", "Segoe UI", "Helvetica", "Arial", "DejaVu Sans"],
     "font.size": 11,
-    "text.parse_math": False,  # a "$" in a parameter's name is a "$"
     "axes.edgecolor": FAINT,
     "axes.labelcolor": INK,
     "text.color": INK,
@@ -71,6 +68,7 @@ def section(log: Log) -> dict[str, Any]:
     start, means, rows = log.starts[-1], summary.summarise(log), summary.costs(log)
     scheme, settings = summary.parse_scheme(start["scheme"])
     parts = list(dict.fromkeys(table["part"] for table in log.tables))
+    shown = parts[:MOST_PARTS]
     return {
         "log": log,
         "start": start,
@@ -82,11 +80,9 @@ def section(log: Log) -> dict[str, Any]:
         "verdict": summary.verdict(means.timed["step_s"], means.stock),
         "bytes": bytes_figure(log, means),
         "errors": error_figure(log),
-        "levels": [(part, levels_figure(log, part)) for part in parts[:MOST_PARTS]],
-        "more_parts": max(0, len(parts) - MOST_PARTS),
+        "levels": [(part, levels_figure(log, part, at)) for at, part in enumerate(shown)],
+        "more_parts": len(parts) - len(shown),
         "times": time_figure(log),
-        "costs_figure": costs_figure(rows),
-        "costs_narrow": costs_figure(rows, wide=False),
         "costs": rows[:MOST_ROWS],
         "more_costs": len(rows[MOST_ROWS:]),
         "total": sum(row.payload_bytes for row in rows),
@@ -173,11 +169,9 @@ def error_figure(log: Log) -> str | None:
     return _svg("error", axes)
 
 
-def levels_figure(log: Log, part: str) -> str | None:
-    """Draw a part's levels over time; None if it has none."""
+def levels_figure(log: Log, part: str, number: int) -> str:
+    """Draw the levels of a part, the one of this number, over time."""
     tables = [table for table in log.tables if table["part"] == part]
-    if not tables:
-        return None
     ends = [table["step"] for table in tables[1:]] + [log.steps[-1]["step"] + 1]
     axes = _axes()
     least = min(abs(v) for table in tables for v in table["levels"] if v)
@@ -195,7 +189,7 @@ def levels_figure(log: Log, part: str) -> str | None:
     axes.minorticks_off()
     axes.set_xlabel("step")
     axes.set_ylabel("level / the bucket's norm")
-    return _svg(f"levels {part}", axes)
+    return _svg(f"levels {number}", axes)
 
 
 def time_figure(log: Log) -> str:
@@ -219,33 +213,6 @@ def time_figure(log: Log) -> str:
     axes.yaxis.set_major_formatter(EngFormatter("s"))
     _label(axes, columns=4)
     return _svg("time", axes)
-
-
-def costs_figure(rows: Sequence[Cost], wide: bool = True) -> str | None:
-    """Draw the payload bytes of the parameters that send most; None if there are none.
-
-    ``wide``: for a page of two columns, not for a telephone.
-    """
-    shown = rows[:MOST_BARS]
-    if not shown:
-        return None
-    total = sum(row.payload_bytes for row in rows)
-    axes = _axes(WIDE if wide else NARROW, 0.8 + 0.27 * len(shown))
-    most, names = 34 if wide else 18, [_printable(row.name) for row in shown]
-    names = [name if len(name) <= most else f"...{name[3 - most :]}" for name in names]
-    places, sent = range(len(shown)), [row.payload_bytes for row in shown]
-    bars = axes.barh(places, sent, color=BLUE, height=0.7)
-    for place, bar, row in zip(places, bars, shown, strict=True):
-        part = share(sent[place], total)
-        _tip(axes, bar, f"{_printable(row.name)}: {sent[place]:,.0f} bytes a step, {part}")
-        axes.annotate(f" {part}", (sent[place], place), va="center")
-    axes.set_yticks(places, names)
-    axes.invert_yaxis()
-    axes.set_xlim(0, 1.15 * sent[0])
-    axes.xaxis.set_major_formatter(EngFormatter("B"))
-    axes.grid(axis="y", visible=False)
-    axes.set_xlabel("payload bytes a step")
-    return _svg("costs" if wide else "costs, narrow", axes)
 
 
 def _series(records: Sequence[dict[str, Any]], name: str) -> tuple[list[float], list[float]]:
@@ -282,18 +249,13 @@ def _tip(axes: Axes, artist: Artist, text: str) -> None:
     tips.append(text)
 
 
-def _printable(text: str) -> str:
-    """Replace line breaks, control characters and halves of surrogate pairs."""
-    return "".join(letter if letter.isprintable() else "\ufffd" for letter in text)
-
-
-def _axes(width: float = NARROW, height: float = 2.6) -> Axes:
-    return Figure(figsize=(width, height), layout="constrained").add_subplot()
+def _axes() -> Axes:
+    return Figure(figsize=(7.2, 2.6), layout="constrained").add_subplot()
 
 
 def _svg(label: str, axes: Axes) -> str:
     """Return an <svg> element as wide as its place. ``label`` makes its ids unique in the page."""
-    label, file, figure = _printable(label), io.StringIO(), cast(Figure, axes.figure)
+    file, figure = io.StringIO(), cast(Figure, axes.figure)
     with matplotlib.rc_context({"svg.hashsalt": label}):
         metadata = {"Date": None, "Creator": None}
         figure.savefig(file, format="svg", metadata=metadata, transparent=True)
@@ -307,5 +269,4 @@ def _svg(label: str, axes: Axes) -> str:
     found = re.match(r'<svg [^>]*?viewBox="([^"]+)"[^>]*>', svg)
     if found is None:
         raise ValueError("matplotlib drew an SVG without a viewBox")
-    text = html.escape(label)
-    return f'<svg viewBox="{found[1]}" role="img" aria-label="{text}">{svg[found.end() :]}'
+    return f'<svg viewBox="{found[1]}" role="img" aria-label="{label}">{svg[found.end() :]}'

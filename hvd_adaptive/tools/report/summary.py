@@ -66,24 +66,20 @@ class Summary:
 class Cost:
     """Cost of a parameter per step.
 
-    A group's payload bytes and seconds are divided among its parameters. Bytes of full-precision
-    coordinates belong to their parameters; everything else is divided by coordinates. The page
-    shows seconds and errors of groups only, to which they belong.
+    A group's payload bytes are divided among its parameters. Bytes of full-precision coordinates
+    belong to their parameters; everything else is divided by coordinates.
 
     Attributes:
+        exchange: That of the group with most of the parameter's coordinates.
         groups: Numbers of the groups in which the parameter is.
-        error: Relative error of the parameter's group; if it is in several groups, of the one with
-            most of its coordinates.
     """
 
     name: str
     coordinates: int
     bits: float
     payload_bytes: float
-    seconds: float
-    error: float | None
     exchange: str
-    groups: tuple[int, ...] = ()
+    groups: tuple[int, ...]
 
 
 def summarise(log: Log) -> Summary:
@@ -173,8 +169,8 @@ def group_means(log: Log) -> list[dict[str, Any]]:
 
 def costs(log: Log) -> list[Cost]:
     """Return the cost of every parameter, sorted by payload bytes in descending order."""
-    # Of each group of a parameter: coordinates, bytes, seconds, number, exchange, error.
-    found: dict[str, list[tuple[Any, ...]]] = {}
+    # Of each group of a parameter: coordinates, bytes, exchange, number.
+    found: dict[str, list[tuple[int, float, str, int]]] = {}
     for group in group_means(log):
         if group["payload_bytes"] is None:  # none of its members had a gradient
             continue
@@ -182,30 +178,24 @@ def costs(log: Log) -> list[Cost]:
         quantized, coordinates = group["quantized"], max(1, group["coordinates"])
         full_bytes = size * (group["coordinates"] - quantized)
         rest = max(0.0, group["payload_bytes"] - full_bytes)
-        seconds = sum(group[name] or 0.0 for name in TIMES)
         for name, own, full in group["members"]:
-            share = (own + full) / coordinates
             # A group none of whose coordinates is quantised may travel rounded to bfloat16.
-            sent = group["payload_bytes"] * share
+            sent = group["payload_bytes"] * (own + full) / coordinates
             if quantized:
                 sent = size * full + rest * own / quantized
-            # If a group quantises others, those in full precision have no error.
-            error = group["relative_error"] if own or not quantized else None
-            part = own + full, sent, seconds * share, group["group"], group["exchange"], error
+            part = own + full, sent, group["exchange"], group["group"]
             found.setdefault(name, []).append(part)
     rows = []
     for name, parts in found.items():
-        *amounts, groups, _, _ = zip(*parts, strict=True)
-        numbers, sent, seconds = map(sum, amounts)
-        *_, exchange, error = max(parts, key=lambda part: part[0])
-        bits = 8 * sent / numbers if numbers else 0.0
-        rows.append(Cost(name, numbers, bits, sent, seconds, error, exchange, groups))
+        numbers, sent, _, groups = zip(*parts, strict=True)
+        total, bits = sum(numbers), 8 * sum(sent) / max(1, sum(numbers))
+        rows.append(Cost(name, total, bits, sum(sent), max(parts)[2], groups))
     return sorted(rows, key=lambda row: (-row.payload_bytes, row.name))
 
 
 def describe(log: Log) -> dict[str, Any]:
     """Return the whole summary for machines, as printed by ``hvd-adaptive report --json``."""
-    start, rows, summary = log.starts[-1], costs(log), summarise(log)
+    start, summary = log.starts[-1], summarise(log)
     scheme, settings = parse_scheme(start["scheme"])
     facts = {name: start[name] for name in ("ranks", "rank", "host", "version", "torch")}
     return {
@@ -217,7 +207,8 @@ def describe(log: Log) -> dict[str, Any]:
         "helped": verdict(summary.timed["step_s"], summary.stock) if summary.stock else None,
         "tables": len(log.tables),
         "warnings": [warning["text"] for warning in log.warnings],
-        "parameters": [asdict(row) for row in rows],
+        "parameters": [asdict(row) for row in costs(log)],
+        "groups": group_means(log),
     }
 
 

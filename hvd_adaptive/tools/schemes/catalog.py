@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import math
+import re
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -15,12 +16,37 @@ from hvd_adaptive import theory
 from hvd_adaptive.base.device import HOST
 from hvd_adaptive.changes import keywords_of
 from hvd_adaptive.compressor import GradientCompressor
+from hvd_adaptive.keywords import own_keywords
 from hvd_adaptive.schemes.level_scheme import LevelScheme
-from hvd_adaptive.tools.schemes.outline import Outline
 
 # Required keywords of schemes.
 REQUIRED: dict[str, dict[str, Any]] = {"ECDQ": {"bits": 2}, "SparseSGD": {"density": 0.01}}
 SAMPLE = 1 << 18
+# What ends with a dot and no sentence: "Eq. 4", "et al. 2017".
+SENTENCE = re.compile(r"(?<!\bEq)(?<!\bEqs)(?<!\bApp)(?<!\bal)[.](?:\s|$)")
+
+
+@dataclass(frozen=True)
+class Outline:
+    """Hold what a scheme's class says.
+
+    Attributes:
+        name: Name of the class.
+        method: First sentence of its documentation, including the paper.
+        keywords: The scheme's own keywords with their defaults ("" if there is none).
+        documentation: Docstring of the class.
+    """
+
+    name: str
+    method: str
+    keywords: dict[str, str]
+    documentation: str
+
+    @property
+    def signature(self) -> str:
+        """Return the call with all of the scheme's own keywords."""
+        own = (f"{key}={value}" if value else key for key, value in self.keywords.items())
+        return f"{self.name}({', '.join(own)})"
 
 
 @dataclass(frozen=True)
@@ -51,9 +77,17 @@ def scheme_classes() -> dict[str, type[GradientCompressor]]:
     return {kind.__name__: kind for kind in kinds if issubclass(kind, GradientCompressor)}
 
 
-def entry(outline: Outline) -> Entry:
+def outline(name: str) -> Outline:
+    """Return the outline of one scheme."""
+    kind = scheme_classes()[name]
+    documentation = inspect.getdoc(kind) or ""
+    method = SENTENCE.split(documentation.partition("\n\n")[0].replace("\n", " "))[0]
+    return Outline(name, method, own_keywords(kind), documentation)
+
+
+def entry(name: str) -> Entry:
     """Return the entry of one scheme."""
-    kind, given = scheme_classes()[outline.name], REQUIRED.get(outline.name, {})
+    kind, given = scheme_classes()[name], REQUIRED.get(name, {})
     fitted = kind(**given)
     arguments = ", ".join(f"{keyword}={value!r}" for keyword, value in given.items())
     generator = torch.Generator(device="cpu").manual_seed(1)
@@ -62,8 +96,8 @@ def entry(outline: Outline) -> Entry:
     laplacian = (-uniform.sign() * torch.log1p(-2 * uniform.abs())).to(torch.float32)
     bits, error = measured(fitted, normal)
     return Entry(
-        **asdict(outline),
-        call=f"{outline.name}({arguments})",
+        **asdict(outline(name)),
+        call=f"{name}({arguments})",
         bits=bits,
         relative_error=error,
         laplacian_error=measured(kind(**given), laplacian)[1],

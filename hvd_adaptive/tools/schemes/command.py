@@ -3,18 +3,10 @@
 from __future__ import annotations
 
 import argparse
-import re
-import textwrap
+import inspect
 from dataclasses import asdict
-from typing import Any
 
 from hvd_adaptive.tools.output import OK, add_command, console, print_json, print_table
-from hvd_adaptive.tools.schemes.outline import Outline, outline, outlines, shared_keywords
-
-WIDE = 110  # characters from which on keywords are shown
-ITEM = re.compile(r" *(- |\d+\. )")
-# A line break inside of a paragraph: no section, keyword or item of a list begins after it.
-CONTINUED = re.compile(rf"(?<=[^\n])\n(?!\n|\w+:\n|    \S|{ITEM.pattern}) *")
 
 HELP = "every scheme with its paper; --measure: bits and errors"
 DESCRIPTION = """\
@@ -34,40 +26,48 @@ def register(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> N
     """Add the command to the `hvd-adaptive` parser."""
     parser = add_command(commands, "schemes", run, HELP, DESCRIPTION, NOTES)
     add = parser.add_argument
-    add("schemes", nargs="*", type=outline, metavar="SCHEME", help="such as ALQ; all if none")
+    add("schemes", nargs="*", type=scheme_name, metavar="SCHEME", help="such as ALQ; all if none")
     add("--measure", action="store_true", help="measure bits and errors here")
     add("--json", action="store_true", help="print JSON; with --measure, bits and errors, too")
 
 
+def scheme_name(text: str) -> str:
+    """Parse a scheme's name, which may be written in small letters."""
+    from hvd_adaptive.tools.schemes.catalog import scheme_classes
+
+    names = {name.lower(): name for name in scheme_classes()}
+    if text.lower() not in names:
+        raise argparse.ArgumentTypeError(f"{text!r}: must be one of {', '.join(names.values())}")
+    return names[text.lower()]
+
+
 def run(arguments: argparse.Namespace) -> int:
     """Run the command and return the exit status."""
-    chosen = arguments.schemes or outlines()
-    if arguments.schemes and not arguments.json:
-        _print_documentation(chosen)
-    if arguments.measure:
-        from hvd_adaptive.tools.schemes.catalog import entry
+    from hvd_adaptive.tools.schemes import catalog
 
-        entries = [entry(one) for one in chosen]
-        if arguments.json:
-            print_json([asdict(one) for one in entries])
-        else:
-            _print_measured(entries)
-    elif arguments.json:
-        print_json([asdict(one) for one in chosen])
+    chosen = arguments.schemes or list(catalog.scheme_classes())
+    outlines = [catalog.outline(name) for name in chosen]
+    if arguments.schemes and not arguments.json:
+        _print_documentation(outlines)
+    if arguments.measure:
+        outlines = [catalog.entry(name) for name in chosen]
+    if arguments.json:
+        print_json([asdict(one) for one in outlines])
+    elif arguments.measure:
+        _print_measured(outlines)
     elif not arguments.schemes:
-        _print_outlines(chosen)
+        _print_outlines(outlines)
     return OK
 
 
-def _print_outlines(chosen: list[Outline]) -> None:
-    wide = console().width >= WIDE
-    heading = "scheme, its own keywords" if wide else "scheme"
-    rows = [(one.signature if wide else one.name, one.method) for one in chosen]
+def _print_outlines(outlines: list) -> None:
+    rows = [(one.signature, one.method) for one in outlines]
     caption = (
         "hvd-adaptive schemes NAME describes one scheme, hvd-adaptive schemes --measure prints "
         "bits and errors of all."
     )
-    print_table((heading, "method"), rows, texts=2, caption=caption, show_lines=wide)
+    headings = ("scheme, its own keywords", "method")
+    print_table(headings, rows, texts=2, caption=caption, show_lines=True)
 
 
 def _print_measured(entries: list) -> None:
@@ -86,24 +86,13 @@ def _print_measured(entries: list) -> None:
     console().print("hvd-adaptive schemes --help explains the columns", markup=False)
 
 
-def _print_documentation(chosen: list[Outline]) -> None:
+def _print_documentation(outlines: list) -> None:
+    from hvd_adaptive.settings import Settings
+
     out = console()
-    for one in chosen:
+    for one in outlines:
         out.print(one.signature, style="bold", markup=False)
-        out.print(f"\n{filled(one.documentation, out.width)}\n", markup=False)
+        out.print(f"\n{one.documentation}\n", markup=False)
+    shared = (inspect.getdoc(Settings) or "").partition("\n\n")[2]
     out.print("Shared keywords, of every scheme", style="bold")
-    out.print(f"\n{filled(shared_keywords(), out.width)}\n", markup=False)
-
-
-def filled(documentation: str, width: int) -> str:
-    """Return a docstring whose paragraphs and items have lines of ``width`` characters."""
-    text, heading, examples = documentation.partition("\n\nExamples:\n")
-    lines = CONTINUED.sub(" ", text).splitlines()
-    return "\n".join(_wrapped(line, width) for line in lines) + heading + examples
-
-
-def _wrapped(line: str, width: int) -> str:
-    item = ITEM.match(line)
-    below = " " * (len(item[0]) if item else 2 * (len(line) - len(line.lstrip())))
-    whole: Any = {"break_long_words": False, "break_on_hyphens": False}
-    return textwrap.fill(line, width, subsequent_indent=below, **whole)
+    out.print(f"\n{shared}\n", markup=False)

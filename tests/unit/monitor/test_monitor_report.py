@@ -139,8 +139,8 @@ def test_bytes_are_shared_out_among_parameters(folder):
     # 100 coordinates in full precision take 400 bytes; 1,100 belong to 2,900 quantised ones.
     assert (first.name, second.name, third.name) == ("<b>.weight", "a.bias", "a.weight")
     assert first.payload_bytes == pytest.approx(1100 * 2400 / 2900)
-    assert (second.payload_bytes, second.bits, second.error) == (400, 32, None)
-    assert third.seconds == pytest.approx(0.007 * 500 / 3000) and third.error == 0.5
+    assert (second.payload_bytes, second.bits) == (400, 32)
+    assert third.payload_bytes == pytest.approx(1100 * 500 / 2900) and third.groups == (0,)
     assert sum(row.payload_bytes for row in costs(log)) == pytest.approx(1500)
 
 
@@ -150,10 +150,8 @@ def test_a_group_in_bfloat16_is_shared_out_by_coordinates(tmp_path):
     plain["groups"][0]["members"] = [["a", 0, 1000], ["b", 0, 2000]]
     write(tmp_path / "x.jsonl", plain, step(2, 0, payload_bytes=6000.0, relative_error=None))
     (log,) = read_logs(tmp_path / "x.jsonl")
-    assert [(r.name, r.payload_bytes, r.bits, r.error) for r in costs(log)] == [
-        ("b", 4000, 16, None),
-        ("a", 2000, 16, None),
-    ]
+    found = [(row.name, row.payload_bytes, row.bits) for row in costs(log)]
+    assert found == [("b", 4000, 16), ("a", 2000, 16)]
 
 
 def test_the_page_stands_alone(page):
@@ -165,9 +163,8 @@ def test_the_page_stands_alone(page):
     for text in (*shown, "1.5 kB", "12 kB", "26.7 %", "began, or changed"):
         assert text in page, text
     drawn = re.findall(r"<svg .*?</svg>", page, re.S)
-    assert len(drawn) == 6
     labels = [ET.fromstring(_namespaced(svg)).get("aria-label") for svg in drawn]
-    assert labels == ["bytes", "error", "time", "levels ", "costs", "costs, narrow"]
+    assert labels == ["bytes", "error", "time", "levels 0"]
 
 
 def test_figures_have_tooltips_and_the_pages_colours(page):
@@ -178,7 +175,6 @@ def test_figures_have_tooltips_and_the_pages_colours(page):
     assert tips["bytes"][1].startswith("float32 over a ring: ")
     of_time = [tip.partition(":")[0] for tip in tips["time"]]
     assert of_time == ["encode", "wait", "decode", "the rest of the step"]
-    assert any("&lt;b&gt;.weight: " in tip and "bytes a step" in tip for tip in tips["costs"])
     assert all(tips.values())
     # Text and lines have the page's colours, which follow a dark ground; nothing is painted white.
     assert "prefers-color-scheme: dark" in page
@@ -193,7 +189,8 @@ def test_figures_of_groups_are_no_parameters(page, folder):
     assert "<th>group</th>" in of_parameters
     assert "relative error" in of_groups and "encode" in of_groups
     (told,) = [describe(log) for log in read_logs(folder)]
-    assert all(row["groups"] for row in told["parameters"])
+    assert all(row["groups"] == (0,) for row in told["parameters"])
+    assert told["groups"][0]["relative_error"] == 0.5
 
 
 @pytest.mark.parametrize(
@@ -263,7 +260,7 @@ def test_a_run_that_ended_early_without_levels_or_errors(tmp_path):
     assert verdict(None, [one]) == "Unknown: the run has no time of a step."
     pytest.importorskip("matplotlib")
     assert main(["report", str(path), "--output", str(tmp_path / "o.html")]) == 0
-    assert (tmp_path / "o.html").read_text().count("<svg") == 4
+    assert (tmp_path / "o.html").read_text().count("<svg") == 2
 
 
 def test_json(folder, capsys):
@@ -309,7 +306,7 @@ def test_any_name_of_a_parameter_is_shown_as_it_is(tmp_path, capsys):
         for number, name in enumerate(NAMES)
     ]
     tables = [table(1.5, 0, 1) | {"part": name} for name in NAMES]
-    first = own["groups"][0]  # those that send most are drawn
+    first = own["groups"][0]
     own["groups"] = [
         first | {"group": number, "payload_bytes": 1500.0 - number} for number in range(len(NAMES))
     ]
@@ -317,10 +314,7 @@ def test_any_name_of_a_parameter_is_shown_as_it_is(tmp_path, capsys):
     assert main(["report", str(tmp_path)]) == 0, capsys.readouterr().err
     page = (tmp_path / "report.html").read_text(encoding="utf-8")
     assert "<script" not in page
-    drawings = [
-        ET.fromstring(_namespaced(svg)) for svg in re.findall(r"<svg.*?</svg>", page, re.DOTALL)
-    ]
-    drawn = {text.text for svg in drawings for text in svg.iter() if text.tag.endswith("text")}
-    assert {"$x^2$", r"$\frac{$", "_private.weight", "]]>", "{{ 7 * 7 }}"} <= drawn
+    for svg in re.findall(r"<svg.*?</svg>", page, re.DOTALL):
+        ET.fromstring(_namespaced(svg))
     cells = [html.unescape(cell) for cell in re.findall(r"<tr><td>(.*?)</td>", page, re.DOTALL)]
     assert {name.replace("\ud800", "?") for name in NAMES} <= set(cells)
