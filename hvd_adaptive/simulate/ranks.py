@@ -6,6 +6,7 @@ averaged gradients equal, bit for bit, those of real ranks with these gradients.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
@@ -24,7 +25,7 @@ from hvd_adaptive.monitor import StepMeter
 from hvd_adaptive.run.trip import Trips
 from hvd_adaptive.settings import Settings
 from hvd_adaptive.simulate.stages import RankGradients, together
-from hvd_adaptive.simulate.variance import Scatter, quantization_error, scatter
+from hvd_adaptive.simulate.variance import quantization_error, scatter
 from hvd_adaptive.transport.world import nodes_of
 
 
@@ -51,7 +52,7 @@ class Variance:
 
 
 class _Collected(Exception):
-    """Carrier of a rank's statistics out of an update."""
+    """Raised when an update has collected a rank's statistics, which end it."""
 
 
 class Ranks:
@@ -88,16 +89,16 @@ class Ranks:
         workers: int,
     ) -> None:
         self.compressor = compressor
-        if compressor is not None:
-            check_compressor("compressor", compressor)
         self.workers = check_integer("workers", workers, 1)
-        self.settings = Settings() if compressor is None else compressor.settings
         self._by_name = by_name = {name: p for name, p in named_parameters if p.requires_grad}
         if not by_name:
             raise ValueError("named_parameters: no parameter requires a gradient")
+        self.settings = Settings()
+        part_of: Callable[[str], str | None] = lambda name: ""  # noqa: E731
         if compressor is not None:
-            compressor.parts.warn_of_idle_patterns(list(by_name))
-        part_of = compressor.parts.label_of if compressor is not None else lambda name: ""
+            self.settings = check_compressor("compressor", compressor).settings
+            compressor.parts.warn_of_idle_patterns(by_name)
+            part_of = compressor.parts.label_of
         self.layout = build_layout(
             [Member(n, tuple(p.shape), p.dtype, part_of(n)) for n, p in by_name.items()],
             min_numel=self.settings.min_numel,
@@ -121,10 +122,9 @@ class Ranks:
             )
         if compressor is not None:
             self._exchanges[0].log_choices(self.layout.groups, compressor.parts)
-        weight = self.settings.error_feedback
+        weight, scaler = self.settings.error_feedback, self.settings.grad_scaler
         self.residuals: list[Residuals] = []
         if weight is not None:
-            scaler = self.settings.grad_scaler
             self.residuals = [Residuals(weight, scaler) for _ in range(self.workers)]
         for rank, residuals in enumerate(self.residuals):
             residuals.lay_out(self.layout, rank, self.workers)
@@ -178,7 +178,15 @@ class Ranks:
 
     def refit(self, step: int) -> None:
         """Sample all ranks' gradients, and update the tables if the schedule says so."""
-        others = [self._statistics(rank, step) for rank in range(1, self.workers)]
+        others: list[np.ndarray] = []
+
+        def collect(own: np.ndarray, fit: object) -> np.ndarray:
+            others.append(own)
+            raise _Collected
+
+        for rank in range(1, self.workers):
+            with contextlib.suppress(_Collected):
+                self._update(rank, step, collect)
         self._update(0, step, lambda own, fit: fit([own, *others]))
 
     def average(self, step: int) -> None:
@@ -196,7 +204,9 @@ class Ranks:
         error = norm = 0.0
         results = []
         meters = [StepMeter() for _ in range(self.workers)]
-        everyone = [] if self.compressor is None else self._everyone(step, meters)
+        everyone = []
+        if self.compressor is not None:
+            everyone = [self._trips(rank, step, meter) for rank, meter in enumerate(meters)]
         for index, flat in enumerate(self.flats):
             exact = _mean(flat)
             result = self._exchanged(index, everyone) if everyone else exact
@@ -224,7 +234,7 @@ class Ranks:
 
     def variance(self, step: int) -> Variance:
         """Return the exact variance (Eq. 1) of the current gradients with the current tables."""
-        sgd = self.scatter()
+        sgd = scatter(self.flats, self.settings.bucket_size)
         excess = normalized = bias = 0.0
         for index, flat in enumerate(self.flats if self.compressor is not None else ()):
             trips = self._trips(0, step)
@@ -239,10 +249,6 @@ class Ranks:
         excess, normalized, bias = (x / self.coordinates for x in (excess, normalized, bias))
         estimator = (sgd.variance + excess) / self.workers + bias
         return Variance(sgd.variance, sgd.normalized, excess, normalized, bias, estimator)
-
-    def scatter(self) -> Scatter:
-        """Return the scatter of the ranks' unquantised gradients."""
-        return scatter(self.flats, self.settings.bucket_size)
 
     @property
     def _scheme(self) -> GradientCompressor:
@@ -259,26 +265,10 @@ class Ranks:
             whole = parts[0] if len(parts) == 1 else torch.cat(parts)
             parameter.grad = whole.view(parameter.shape)
 
-    def _statistics(self, rank: int, step: int) -> np.ndarray | None:
-        """Return the statistics that a rank would send at an update, which is aborted; None if
-        there is no update at this step.
-        """
-
-        def collect(own: np.ndarray, fit: object) -> np.ndarray:
-            raise _Collected(own)
-
-        try:
-            self._update(rank, step, collect)
-        except _Collected as collected:
-            return collected.args[0]
-        return None
-
     def _update(self, rank: int, step: int, sync: Callable) -> None:
         parts = self._exchanges[rank].parts_among(self.layout.groups)
-        self._scheme._training.updates.run(step, self._samples(rank, step), sync, parts, rank)
-
-    def _samples(self, rank: int, step: int) -> Callable[[int, str], list[torch.Tensor]]:
-        return functools.partial(self._trips(rank, step).samples, self.layout.groups)
+        samples = functools.partial(self._trips(rank, step).samples, self.layout.groups)
+        self._scheme._training.updates.run(step, samples, sync, parts, rank)
 
     def _trips(self, rank: int, step: int, meter: StepMeter | None = None) -> Trips:
         return Trips(
@@ -291,20 +281,18 @@ class Ranks:
             residuals=self.residuals[rank] if self.residuals else None,
         )
 
-    def _everyone(self, step: int, meters: Sequence[StepMeter]) -> list[Trips]:
-        return [self._trips(rank, step, meter) for rank, meter in enumerate(meters)]
-
     def _exchanged(self, index: int, everyone: Sequence[Trips]) -> torch.Tensor:
         """Return a group's average by the exchange."""
-        together([trips.trip(index, 1.0 / self.workers) for trips in everyone], self._take_back)
+
+        def take_back() -> None:
+            for gradients in self._gradients:
+                gradients.take_back()
+
+        together([trips.trip(index, 1.0 / self.workers) for trips in everyone], take_back)
         average = self._gradients[0].averages.pop(index)
         for trips in everyone[1:]:  # the same bits on every rank
             trips.check(index, average, trips.quantized(index))
         return average
-
-    def _take_back(self) -> None:
-        for gradients in self._gradients:
-            gradients.take_back()
 
 
 def _agree(everyone: Sequence[Trips], residuals: Sequence[Residuals]) -> None:

@@ -28,7 +28,7 @@ def register(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> N
     add = parser.add_argument
     add("run_dir", type=Path, metavar="RUN_DIR", help="the monitor's folder, or one .jsonl file")
     add("--output", type=Path, metavar="FILE", help="default: report.html in RUN_DIR")
-    add("--title", help="of the page (default: the folder's path)")
+    add("--title", help="of the page (default: the end of the folder's path)")
     add("--json", action="store_true", help="print the figures as JSON instead of making a page")
 
 
@@ -49,7 +49,7 @@ def run(arguments: argparse.Namespace) -> int:
             return OK
         folder = source if source.is_dir() else source.parent
         output = arguments.output or folder / "report.html"
-        title = arguments.title or run_name(source)
+        title = arguments.title or "/".join(folder.resolve().parts[-2:])
         from hvd_adaptive.tools.report.page import page
 
         output.write_text(page(logs, title), encoding="utf-8", errors="replace")
@@ -67,10 +67,3 @@ def run(arguments: argparse.Namespace) -> int:
     console.print(f"{sum(len(log.steps) for log in logs)} records read", markup=False)
     print(output)
     return OK
-
-
-def run_name(source: Path) -> str:
-    """Return a title: the folder as it was given, or the end of its whole path."""
-    given = source.parent if source.suffix == ".jsonl" else source
-    inside = not given.is_absolute() and given.parts and ".." not in given.parts
-    return str(given) if inside else "/".join(source.resolve().parts[-2:]).lstrip("/")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import html
 import io
 import re
 import time
@@ -11,7 +10,6 @@ from typing import Any, cast
 
 import jinja2
 import matplotlib
-from matplotlib.artist import Artist
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import EngFormatter
@@ -27,7 +25,6 @@ INK, FAINT = "#22272e", "#e6e8eb"
 MOST_ROWS = 40
 MOST_PARTS = 6
 MOST_POINTS = 400
-MOST_LEVELS = 8  # in a tooltip
 STYLE: Any = {
     "svg.fonttype": "none",
     "font.family": "sans-serif",
@@ -136,12 +133,9 @@ def _times(ring: float, sent: float) -> str:
 def bytes_figure(log: Log, summary: Summary) -> str:
     """Draw what this rank sent in each step, beside a ring of float32."""
     axes = _axes()
-    steps, sent = _series(log.steps, "wire_bytes")
-    own, stock, float32 = "sent by this rank", "float32 over a ring", summary.ring_bytes
-    lines = axes.plot(steps, sent, color=BLUE, drawstyle="steps-pre", label=own)
-    ring = axes.axhline(float32, color=ORANGE, dashes=(5, 3), label=stock)
-    _tip(axes, lines[0], f"{own}: {_range(sent)} bytes a step")
-    _tip(axes, ring, f"{stock}: {float32:,.0f} bytes a step")
+    (steps, sent), float32 = _series(log.steps, "wire_bytes"), summary.ring_bytes
+    axes.plot(steps, sent, color=BLUE, drawstyle="steps-pre", label="sent by this rank")
+    axes.axhline(float32, color=ORANGE, dashes=(5, 3), label="float32 over a ring")
     axes.set_ylim(0, 1.12 * max([float32, *sent]))
     axes.yaxis.set_major_formatter(EngFormatter("B"))
     _label(axes)
@@ -154,13 +148,11 @@ def error_figure(log: Log) -> str | None:
     if not errors:
         return None
     axes = _axes()
-    lines = axes.plot(steps, errors, color=BLUE, label="relative squared error")
-    _tip(axes, lines[0], f"relative squared error: {_range(errors)}")
+    axes.plot(steps, errors, color=BLUE, label="relative squared error")
     fitted = [table for table in log.tables if table["part"] == "" and table["version"]]
     for at, table in enumerate(fitted):
         label = "level table refitted" if not at else None
-        line = axes.axvline(table["step"], color=GREY, lw=1, dashes=(2, 2), label=label)
-        _tip(axes, line, f"table {table['version']}, fitted at step {table['step']}")
+        axes.axvline(table["step"], color=GREY, lw=1, dashes=(2, 2), label=label)
     if max(errors) > 20 * min(errors) > 0:
         axes.set_yscale("log")
     else:
@@ -176,9 +168,7 @@ def levels_figure(log: Log, part: str, number: int) -> str:
     axes = _axes()
     least = min(abs(v) for table in tables for v in table["levels"] if v)
     for table, end in zip(tables, ends, strict=True):
-        lines = axes.hlines(table["levels"], table["step"], end, color=BLUE, lw=1.6)
-        levels = ", ".join(f"{level:.3g}" for level in table["levels"][-MOST_LEVELS:])
-        _tip(axes, lines, f"table {table['version']} from step {table['step']}: ..., {levels}")
+        axes.hlines(table["levels"], table["step"], end, color=BLUE, lw=1.6)
     for table in tables[1:]:
         axes.axvline(table["step"], color=GREY, lw=1, dashes=(2, 2))
     axes.set_yscale("symlog", linthresh=least, linscale=0.5)
@@ -201,12 +191,8 @@ def time_figure(log: Log) -> str:
     axes = _axes()
     steps, _ = _series(rows, "rest")
     parts = [_series(rows, name)[1] for name in [*names.values(), "rest"]]
-    labels = [*names, "the rest of the step"]
-    colours = (BLUE, ORANGE, GREEN, GREY)
-    areas = axes.stackplot(steps, parts, labels=labels, colors=colours, lw=0)
-    for area, name, part in zip(areas, labels, parts, strict=True):
-        milliseconds = 1e3 * sum(part) / max(1, len(part))
-        _tip(axes, area, f"{name}: {milliseconds:.3g} ms of a step, on average")
+    labels, colours = [*names, "the rest of the step"], (BLUE, ORANGE, GREEN, GREY)
+    axes.stackplot(steps, parts, labels=labels, colors=colours, lw=0)
     totals = sorted(map(sum, zip(*parts, strict=True)))
     # A first step that compiles must not flatten all others.
     axes.set_ylim(0, 1.15 * totals[int(0.95 * (len(totals) - 1))])
@@ -236,19 +222,6 @@ def share(part: float, total: float) -> str:
     return f"{percent:.1f} %" if percent >= 0.05 or not percent else "< 0.1 %"
 
 
-def _range(values: Sequence[float]) -> str:
-    """Return the least and the largest value."""
-    ends = [f"{value:,.4g}" for value in (min(values), max(values))]
-    return " to ".join(dict.fromkeys(ends))
-
-
-def _tip(axes: Axes, artist: Artist, text: str) -> None:
-    """Show ``text`` where a mouse rests on an artist."""
-    tips = axes.__dict__.setdefault("tips", [])
-    artist.set_gid(f"tip{len(tips)}")
-    tips.append(text)
-
-
 def _axes() -> Axes:
     return Figure(figsize=(7.2, 2.6), layout="constrained").add_subplot()
 
@@ -263,9 +236,6 @@ def _svg(label: str, axes: Axes) -> str:
     svg = svg[svg.index("<svg") :]
     # The page's colours, which depend on the reader's choice of a light or a dark ground.
     svg = svg.replace(INK, "var(--ink)").replace(FAINT, "var(--line)")
-    for number, tip in enumerate(axes.__dict__.get("tips", [])):
-        begin = f'class="tip"><title>{html.escape(tip)}</title>'
-        svg = svg.replace(f'id="tip{number}">', begin)
     found = re.match(r'<svg [^>]*?viewBox="([^"]+)"[^>]*>', svg)
     if found is None:
         raise ValueError("matplotlib drew an SVG without a viewBox")
