@@ -16,7 +16,7 @@ import torch
 from hvd_adaptive import states
 from hvd_adaptive.base.device import HOST, HostCopy
 from hvd_adaptive.base.finite import Finite, all_finite
-from hvd_adaptive.feedback_weight import Figures, Own, Weights, check_weights
+from hvd_adaptive.feedback_weight import Figures, Weights, check_weights
 
 if TYPE_CHECKING:
     from hvd_adaptive.base.errors import ResidualError
@@ -73,7 +73,7 @@ class Residuals:
         self._gradients: dict[int, torch.Tensor] = {}
         self._squares: dict[int, HostCopy] = {}
         self._held: dict[int, float] = {}
-        self._own = Own(0.0, 0.0, {})  # figures of the last step
+        self._squared_norm = 0.0  # of the last step's quantised coordinates
         # Loaded residuals by parameter, not laid out yet.
         self._loaded: dict[str, torch.Tensor] = {}
         self._warned = False
@@ -161,8 +161,8 @@ class Residuals:
             by_part[self._part_of(index)] = sums[0] + error, sums[1] + norm
         scale = self._scale if self._scale >= LEAST_SCALE else math.nan
         residual = residual if residual > before else 0.0
-        self._own = Own(gradient / scale / scale, residual, by_part)
-        return self.weights.row(self._own)
+        self._squared_norm = gradient / scale / scale
+        return self.weights.row(self._squared_norm, residual, by_part)
 
     def agreed(
         self, number: int, rows: Sequence[Sequence[float]]
@@ -172,7 +172,7 @@ class Residuals:
         residuals have grown without bound for PATIENCE steps.
         """
         figures = Figures.of(self._parts, rows)
-        weights = self.weights.after(self._own, figures)
+        weights = self.weights.after(self._squared_norm, figures)
         first = self._rank_and_size is None or self._rank_and_size[0] == 0
         if first and not self._warned and (warning := weights.growth_warning(figures)):
             logger.warning("%s", warning)

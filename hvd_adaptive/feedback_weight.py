@@ -41,17 +41,6 @@ MOST_NAMED = 8
 
 
 @dataclass(frozen=True)
-class Own:
-    """Squared norms of one rank in one step: of the quantised coordinates, of the next residual (0
-    if it has not grown), and, by part, of the error and the measured coordinates z.
-    """
-
-    gradient: float
-    residual: float
-    errors: Mapping[str, tuple[float, float]]
-
-
-@dataclass(frozen=True)
 class Figures:
     """Figures that all ranks know at the end of a step, the same on each of them.
 
@@ -109,33 +98,42 @@ class Weights:
         beta = self.of(part)
         return 2 / beta - 1 if beta else math.inf
 
-    def row(self, own: Own) -> list[float]:
-        """Return what this rank sends: whether its residual is too large, and its measurements."""
-        recent = self._recent_after(own)
-        ratio = math.sqrt(own.residual / recent) if recent else 0.0
+    def row(
+        self, gradient: float, residual: float, errors: Mapping[str, tuple[float, float]]
+    ) -> list[float]:
+        """Return what this rank sends: whether its residual is too large, and its measurements.
+
+        Args:
+            gradient: Squared norm of the step's quantised coordinates.
+            residual: Squared norm of the next residual, 0 if it has not grown.
+            errors: Squared norms of the error and of the measured coordinates z of each part.
+        """
+        recent = self._recent_after(gradient)
+        ratio = math.sqrt(residual / recent) if recent else 0.0
         known = [1 / weight - 1 for weight in self.adapted.values()]
-        known += [error / norm for error, norm in own.errors.values() if norm > 0]
-        too_large = math.isfinite(own.gradient) and ratio > largest_ratio(max(known, default=0.0))
+        known += [error / norm for error, norm in errors.values() if norm > 0]
+        too_large = math.isfinite(gradient) and ratio > largest_ratio(max(known, default=0.0))
         row = [ratio if too_large else 0.0]
-        for part, (error, norm) in own.errors.items():
+        for part, (error, norm) in errors.items():
             row += [error, norm, self.adapted.get(part, 1.0)]
         return row
 
-    def after(self, own: Own, figures: Figures) -> Weights:
+    def after(self, gradient: float, figures: Figures) -> Weights:
         """Return the weights of the step after one of these figures."""
         adapted = {part: weight for part, weight in figures.adapted.items() if weight < 1}
         for part, error in figures.errors.items():
-            adapted[part] = _followed(figures.adapted[part], 1 / (1 + error), rises=FOLLOWS)
+            known, new = figures.adapted[part], 1 / (1 + error)
+            adapted[part] = min(new, known + (new - known) * FOLLOWS)
         grown = [part for part, error in figures.errors.items() if error >= self.limit(part)]
         above = {part: self.above.get(part, 0) + 1 for part in grown}
-        return replace(self, adapted=adapted, above=above, recent=self._recent_after(own))
+        return replace(self, adapted=adapted, above=above, recent=self._recent_after(gradient))
 
-    def _recent_after(self, own: Own) -> float:
+    def _recent_after(self, gradient: float) -> float:
         """Return ``recent`` with this step's gradient."""
         # If residuals grow without bound, gradients grow with them, and are no measure of them.
-        if max(self.above.values(), default=0) >= PATIENCE or not 0 < own.gradient < math.inf:
+        if max(self.above.values(), default=0) >= PATIENCE or not 0 < gradient < math.inf:
             return self.recent
-        return _followed(self.recent, own.gradient, falls=FOLLOWS)
+        return max(gradient, self.recent + (gradient - self.recent) * FOLLOWS)
 
     def state_dict(self) -> dict[str, Any]:
         """Return {"feedback_weights": {part: β}} of "auto", or {} if none is known."""
@@ -204,8 +202,3 @@ def check_weights(state: Mapping[str, Any]) -> None:
                 f"state: feedback_weights[{part!r}]={weight!r}: must be a number above 0 and at "
                 "most 1, of a part by its label"
             )
-
-
-def _followed(old: float, new: float, rises: float = 1.0, falls: float = 1.0) -> float:
-    """Return ``old``, changed towards ``new`` by a share of the difference."""
-    return old + (new - old) * (rises if new > old else falls)

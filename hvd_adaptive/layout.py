@@ -193,15 +193,13 @@ def build_layout(
         quantize = member.part is not None and member.numel >= min_numel
         kind = (member.dtype, (member.part or "") if quantize else "")
         if kind not in open_groups:
-            open_groups[kind] = _Builder(*kind, most, first, bucket_size, groups)
+            open_groups[kind] = _Builder(*kind, most, first, bucket_size, tail, groups)
         open_groups[kind].add(slot, member.numel, quantize, before)
         before += member.numel
     for builder in open_groups.values():
         builder.close()
     # Backward completes a group with its first member: that one's order is the launch's.
     groups.sort(key=lambda g: (min(position[slot] for slot in g.slots), g.pieces[0].start))
-    if tail == "full":
-        groups = [_tail_moved(group, bucket_size) for group in groups]
     described = (
         [(m.name, m.shape, str(m.dtype)) for m in ordered]
         + [(str(g.dtype), g.quantized, g.full, list(g.pieces)) for g in groups]
@@ -226,6 +224,7 @@ class _Builder:
     most: int
     first: int
     bucket_size: int
+    tail: str
     groups: list[Group]
     # Slot, first and last coordinate of the pieces of the open group, and whether to quantise them.
     pieces: list[tuple[int, int, int, bool]] = field(default_factory=list)
@@ -266,13 +265,9 @@ class _Builder:
             pieces.append(Piece(slot, start, stop, at))
             at += stop - start
             quantized += stop - start if quantize else 0
+        if self.tail == "full":  # the partial last bucket belongs to the section after it
+            quantized -= quantized % self.bucket_size
         self.groups.append(Group(self.dtype, quantized, at - quantized, tuple(pieces), self.part))
-
-
-def _tail_moved(group: Group, bucket_size: int) -> Group:
-    """Return ``group`` with its partial last bucket in the section in full precision after it."""
-    rest = group.quantized % bucket_size
-    return replace(group, quantized=group.quantized - rest, full=group.full + rest)
 
 
 @torch.no_grad()  # create_graph=True: payloads carry no graph

@@ -21,7 +21,6 @@ from hvd_adaptive.feedback_weight import (
     MARGIN,
     PATIENCE,
     Figures,
-    Own,
     Weights,
     largest_ratio,
 )
@@ -156,15 +155,15 @@ def test_every_rank_takes_the_error_of_all(exchange):
 def test_ranks_that_differ_agree_after_a_step():
     """As if one rank had loaded another state: all take the least of all weights."""
     known = [Weights("auto", {"": 0.3}), Weights("auto", {"": 0.1}), Weights("auto")]
-    owns = [Own(1.0, 1.0, {"": (error, 1.0)}) for error in (1.0, 2.0, 6.0)]
-    rows = [weights.row(own) for weights, own in zip(known, owns, strict=True)]
+    errors = [{"": (error, 1.0)} for error in (1.0, 2.0, 6.0)]
+    rows = [weights.row(1.0, 1.0, own) for weights, own in zip(known, errors, strict=True)]
     figures = Figures.of([""], rows)
     best = 1 / (1 + 9 / 3)
-    for weights, own in zip(known, owns, strict=True):
-        assert weights.after(own, figures).of("") == 0.1 + (best - 0.1) * FOLLOWS
-    unmeasured = [weights.row(Own(1.0, 1.0, {"": (0.0, 0.0)})) for weights in known]
+    for weights in known:
+        assert weights.after(1.0, figures).of("") == 0.1 + (best - 0.1) * FOLLOWS
+    unmeasured = [weights.row(1.0, 1.0, {"": (0.0, 0.0)}) for weights in known]
     figures = Figures.of([""], unmeasured)
-    assert {w.after(o, figures).of("") for w, o in zip(known, owns, strict=True)} == {0.1}
+    assert {weights.after(1.0, figures).of("") for weights in known} == {0.1}
 
 
 def test_parts_have_weights_of_their_own():
