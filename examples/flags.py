@@ -44,12 +44,24 @@ def make_parser(description: str | None, **defaults: object) -> argparse.Argumen
         help="a level table without zero, or with it",
     )
     method.add_argument("--density", type=float, help="share of coordinates that SparseSGD sends")
+    method.add_argument("--gain", type=float, help="QCS's compression gain")
     method.add_argument("--bucket-size", type=int, help="coordinates that share one scale")
+    method.add_argument("--tail", choices=("quantize", "full"), help="of the last, partial bucket")
+    method.add_argument(
+        "--clip", type=float, help="first clip to this number of deviations of the bucket"
+    )
     method.add_argument(
         "--error-feedback",
         type=weight,
         metavar="WEIGHT",
         help="of what earlier steps lost, above 0 to 1, or auto",
+    )
+    method.add_argument(
+        "--update-steps",
+        type=int,
+        nargs="+",
+        metavar="STEP",
+        help="steps at which the level table is refitted",
     )
     method.add_argument("--coding", help="lossless coding of the codes (fixed)")
     method.add_argument("--exchange", help="how payloads travel (allgather)")
@@ -70,6 +82,7 @@ def weight(text: str) -> float | str:
 
 def start(args: argparse.Namespace) -> torch.device:
     """Horovod's first steps: initialise, log on one rank, choose this rank's device."""
+    # Horovod: initialize library.
     hvd.init()
     logging.basicConfig(level=logging.INFO if hvd.rank() == 0 else logging.ERROR)
     if not args.no_cuda and torch.cuda.is_available():

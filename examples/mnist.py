@@ -11,8 +11,6 @@ from __future__ import annotations
 import argparse
 import hashlib
 import json
-import logging
-import os
 import sys
 import time
 from pathlib import Path
@@ -28,7 +26,8 @@ try:
 except ImportError as error:
     sys.exit(f"Horovod cannot be imported ({error}); build it with: hvd-adaptive install-horovod")
 
-from compression import Traffic, make_compression, names, own_defaults
+import flags
+from compression import Traffic, make_compression, own_defaults
 from lenet import LeNet, read_images, split
 from progress import Progress
 
@@ -47,9 +46,7 @@ DEMO_DEFAULTS = {
 
 def make_parser() -> argparse.ArgumentParser:
     """Flags: Horovod's examples' own where they mean the same."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = flags.make_parser(__doc__, compression="none")
     train = parser.add_argument_group("training")
     train.add_argument("--batch-size", type=int, default=64, help="of each rank (64)")
     train.add_argument("--test-batch-size", type=int, default=250, help="of each rank (250)")
@@ -57,55 +54,7 @@ def make_parser() -> argparse.ArgumentParser:
     train.add_argument("--lr", type=float, default=0.01, help="multiplied by the number of ranks")
     train.add_argument("--momentum", type=float, default=0.5)
     train.add_argument("--seed", type=int, default=42)
-    train.add_argument("--no-cuda", action="store_true", help="train on the CPU")
     train.add_argument("--repeats", type=int, default=1, help="train again with the next seeds")
-
-    method = parser.add_argument_group("compression")
-    method.add_argument(
-        "--compression",
-        choices=names(),
-        default="none",
-        metavar="NAME",
-        help=f"one of {', '.join(names())}",
-    )
-    method.add_argument(
-        "--fp16-allreduce",
-        dest="compression",
-        action="store_const",
-        const="fp16",
-        help="the same as --compression fp16",
-    )
-    method.add_argument("--bits", type=_number, help="of a code, sign included; of ECDQ any number")
-    method.add_argument("--levels", type=int, help="of ORQ and LinearQuantile")
-    method.add_argument("--norm", choices=("l2", "linf"), help="that buckets are divided by")
-    method.add_argument(
-        "--symmetric",
-        action=argparse.BooleanOptionalAction,
-        default=None,
-        help="a level table without zero, or with it",
-    )
-    method.add_argument("--density", type=float, help="share of coordinates that SparseSGD sends")
-    method.add_argument("--gain", type=float, help="QCS's compression gain")
-    method.add_argument("--bucket-size", type=int, help="coordinates that share one scale")
-    method.add_argument("--tail", choices=("quantize", "full"), help="of the last, partial bucket")
-    method.add_argument(
-        "--clip", type=float, help="first clip to this number of deviations of the bucket"
-    )
-    method.add_argument(
-        "--error-feedback",
-        type=_weight,
-        metavar="WEIGHT",
-        help="of what earlier steps lost, above 0 to 1, or auto",
-    )
-    method.add_argument(
-        "--update-steps",
-        type=int,
-        nargs="+",
-        metavar="STEP",
-        help="steps at which the level table is refitted",
-    )
-    method.add_argument("--coding", help="lossless coding of the codes (fixed)")
-    method.add_argument("--exchange", help="how payloads travel (allgather)")
 
     show = parser.add_argument_group("output")
     show.add_argument("--log-interval", type=int, default=10, help="steps between lines (10)")
@@ -152,16 +101,6 @@ def make_parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _weight(text: str) -> float | str:
-    """Of error feedback: a number, or "auto"."""
-    return text if text == "auto" else float(text)
-
-
-def _number(text: str) -> int | float:
-    """An integer where it is one."""
-    return int(text) if text.isdecimal() else float(text)
-
-
 def main() -> int | str:
     """Train, or compare; returns what sys.exit takes."""
     parser = make_parser()
@@ -178,16 +117,7 @@ def main() -> int | str:
     except (TypeError, ValueError) as error:
         parser.error(f"--compression {args.compression}: {error}")
 
-    # Horovod: initialize library.
-    hvd.init()
-    logging.basicConfig(level=logging.INFO if hvd.rank() == 0 else logging.ERROR)
-    cuda = not args.no_cuda and torch.cuda.is_available()
-    if cuda:
-        # Horovod: pin GPU to local rank.
-        torch.cuda.set_device(hvd.local_rank() % torch.cuda.device_count())
-    if hvd.local_size() >= len(os.sched_getaffinity(0)):
-        # Threads of ranks that share cores only get in each other's way.
-        torch.set_num_threads(1)
+    device = flags.start(args)
     # Horovod: one rank reads the images, the others get them from it.
     images, digits = torch.empty(5000, 784, dtype=torch.uint8), torch.empty(5000, dtype=torch.int64)
     if hvd.rank() == 0:
@@ -196,7 +126,6 @@ def main() -> int | str:
     digits = hvd.broadcast(digits, root_rank=0, name="digits")
     data = split(images, digits)
 
-    device = torch.device("cuda" if cuda else "cpu")
     runs = [train(args, args.seed + i, data, device) for i in range(args.repeats)]
     if hvd.rank() == 0 and args.json:
         settings = {k: str(v) if isinstance(v, Path) else v for k, v in vars(args).items()}
