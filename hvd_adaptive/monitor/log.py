@@ -4,13 +4,12 @@ its type.
 
 from __future__ import annotations
 
-import contextlib
 import json
 import logging
 import math
-import os
 import re
 import time
+import uuid
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -59,12 +58,13 @@ class JsonLines:
 
     def __init__(self, path: Path, name: str, rank: int) -> None:
         self._file: IO[str] | None = None
-        self._flushed, self._path = time.monotonic(), path
-        is_file = path.suffix == SUFFIX
-        (path.parent if is_file else path).mkdir(parents=True, exist_ok=True)
-        if not is_file:
-            begun = f"{name}-rank{rank}-{time.strftime('%Y%m%dT%H%M%S')}-{os.getpid()}"
-            self._path = _unused(path, begun)
+        self._flushed = time.monotonic()
+        if path.suffix != SUFFIX:
+            begun = f"{name}-rank{rank}-{time.strftime('%Y%m%dT%H%M%S')}"
+            path /= f"{begun}-{uuid.uuid4().hex[:12]}{SUFFIX}"
+        self._path = path
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.touch()
 
     def write(self, record: Record) -> None:
         """Append a line; open the file if necessary."""
@@ -163,16 +163,6 @@ class TensorBoard:
     def close(self) -> None:
         """Flush; the user closes the writer."""
         self.flush()
-
-
-def _unused(folder: Path, begun: str) -> Path:
-    """Create and return a file that did not exist."""
-    for count in range(10_000):
-        path = folder / f"{begun}{f'-{count}' if count else ''}{SUFFIX}"
-        with contextlib.suppress(FileExistsError):
-            path.touch(exist_ok=False)
-            return path
-    raise FileExistsError(f"{folder}: has ten thousand files {begun}*{SUFFIX}")
 
 
 class LogError(ValueError):

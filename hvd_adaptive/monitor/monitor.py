@@ -95,13 +95,12 @@ class Monitor:
         self._log = log
         writer = "a torch.utils.tensorboard.SummaryWriter"
         self._writer = check_has("tensorboard", tensorboard, "add_scalar", writer)
-        self._own = _sinks_of("sinks", sinks)
-        every_rank = isinstance(ranks, str) and ranks == "all"
-        if not every_rank and (isinstance(ranks, str) or not isinstance(ranks, Collection)):
+        self._own = _checked_sinks(sinks)
+        self._every_rank = ranks == "all"
+        if not self._every_rank and (isinstance(ranks, str) or not isinstance(ranks, Collection)):
             raise ValueError(f"ranks={ranks!r}: must be a collection of ranks, or 'all'")
-        numbers = () if every_rank else ranks
+        numbers = () if self._every_rank else ranks
         self._ranks = frozenset(check_integer("ranks: rank", rank, 0) for rank in numbers)
-        self._every_rank = every_rank
         if not isinstance(name, str) or not re.fullmatch(r"\w[\w.-]*", name):
             allowed = "letters, digits, '_', '-' and '.' only"
             raise ValueError(f"name={name!r}: must begin a file name: {allowed}")
@@ -265,13 +264,13 @@ class _Source:
     means: Means | None = None
 
 
-def _sinks_of(name: str, value: Any) -> list[Any]:
+def _checked_sinks(sinks: Any) -> list[Any]:
     """Return a list of objects that can be written to; raise ValueError otherwise."""
-    if isinstance(value, str) or not isinstance(value, Collection):
-        raise ValueError(f"{name}={value!r}: must be a collection of sinks")
-    for sink in value:
+    if isinstance(sinks, str) or not isinstance(sinks, Collection):
+        raise ValueError(f"sinks={sinks!r}: must be a collection of sinks")
+    for sink in sinks:
         lacks = [m for m in ("write", "flush", "close") if not callable(getattr(sink, m, None))]
         if lacks or isinstance(sink, type):
             called = ", ".join(f"{m}()" for m in lacks) or "an instance, not a class"
-            raise ValueError(f"{name}: {sink!r}: must have {called}")
-    return list(value)
+            raise ValueError(f"sinks: {sink!r}: must have {called}")
+    return list(sinks)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import contextlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -220,11 +221,9 @@ def parse_scheme(text: str) -> tuple[str, dict[str, Any]]:
         return text, {}
     if not isinstance(call, ast.Call):
         return text, {}
-    return ast.unparse(call.func), {word.arg or "**": _value(word.value) for word in call.keywords}
-
-
-def _value(node: ast.expr) -> Any:
-    try:
-        return ast.literal_eval(node)
-    except ValueError:
-        return ast.unparse(node)
+    settings: dict[str, Any] = {}
+    for word in call.keywords:
+        text = settings[str(word.arg)] = ast.unparse(word.value)
+        with contextlib.suppress(ValueError):  # not a literal
+            settings[str(word.arg)] = ast.literal_eval(text)
+    return ast.unparse(call.func), settings
