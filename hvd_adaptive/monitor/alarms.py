@@ -39,24 +39,15 @@ class Alarms:
         self._empty()
 
     def _empty(self) -> None:
-        self._steps, self._buckets, self._non_finite = 0, 0, 0
-        self._sum = StepFigures()
-        self._rate = 0.0
-        self._fastest = float("inf")
+        self._steps, self._sum = 0, StepFigures()
+        self._rate, self._fastest = 0.0, float("inf")
 
-    def see(
-        self, step: int, ranks: int, meter: StepMeter, buckets: int, non_finite: int
-    ) -> dict[str, str]:
-        """Add the figures of a completed step; return new warnings' texts by their kinds.
-
-        ``non_finite`` of ``buckets`` averaged buckets that were checked are not finite.
-        """
+    def see(self, step: int, ranks: int, meter: StepMeter) -> dict[str, str]:
+        """Add the figures of a completed step; return new warnings' texts by their kinds."""
         if meter.last is None or self._skipped < FIRST:
             self._skipped += 1
             return {}
         self._steps += 1
-        self._buckets += buckets
-        self._non_finite += non_finite
         self._sum.add(meter.last)
         spent = meter.last.encode_s + meter.last.exchange_s + meter.last.decode_s
         self._fastest = min(self._fastest, spent)
@@ -84,10 +75,10 @@ class Alarms:
                 "reduce it",
             )
         limit = self._non_finite_limit
-        if limit is not None and self._non_finite > limit * self._buckets:
+        if limit is not None and own.non_finite > limit * own.buckets:
             yield (
                 "non_finite",
-                f"{self._non_finite:,} of {self._buckets:,} averaged buckets were not finite over "
+                f"{own.non_finite:,} of {own.buckets:,} averaged buckets were not finite over "
                 f"{steps}, more than non_finite_limit={limit:g} of them: gradients overflow, and a "
                 "NaN or Inf makes its whole bucket NaN; a lower learning rate, gradient clipping "
                 "or, with AMP, its GradScaler help",

@@ -14,7 +14,7 @@ from hvd_adaptive.base.device import HostCopy
 
 SECONDS = ("encode_s", "exchange_s", "decode_s")
 # Figures that records contain in another form.
-OTHERS = ("squared_error", "squared_norm", "peak_bytes")
+OTHERS = ("squared_error", "squared_norm", "peak_bytes", "buckets", "non_finite")
 # Figures that groups do not have. They are compared with step_s, so they are of the same steps.
 OF_WHOLE = ("blocked_s", "arrival_s")
 
@@ -41,6 +41,8 @@ class StepFigures:
             thread are not among them. Measured only with a monitor.
         arrival_s: Seconds from the first gradient's arrival until the exchange was waited for.
         peak_bytes: Most memory held at a time; see ``StepMeter.hold``.
+        buckets: Averaged buckets that were checked.
+        non_finite: Those of them that are not finite. See ``StepMeter.count_non_finite``.
     """
 
     coordinates: int = 0
@@ -56,6 +58,8 @@ class StepFigures:
     blocked_s: float = 0.0
     arrival_s: float = 0.0
     peak_bytes: int = 0
+    buckets: int = 0
+    non_finite: int = 0
 
     def add(self, one: StepFigures) -> None:
         """Add the figures of another step; ``peak_bytes`` is maximised instead."""
@@ -116,10 +120,15 @@ class StepMeter:
         if decoded.numel():
             self._finite[group] = decoded[::bucket_size].isfinite()
 
-    def non_finite(self) -> dict[int, int]:
-        """Return how many averaged buckets of each group of the last step are not finite."""
-        masks = self._last_finite.items()
-        return {group: int(HostCopy((~finite).sum())) for group, finite in masks}
+    def count_non_finite(self) -> None:
+        """Count the averaged buckets of the last step that are not finite; wait for a GPU."""
+        masks, self._last_finite = self._last_finite, {}
+        for group, finite in masks.items():
+            count = int(HostCopy((~finite).sum()))
+            for figures in (self.last, self.last_groups.get(group)):
+                if figures is not None:
+                    figures.buckets += finite.numel()
+                    figures.non_finite += count
 
     def errors(self) -> dict[int, tuple[float, float]]:
         """Return the squared error and squared norm of each measured group of this step; wait for
@@ -179,6 +188,7 @@ class StepMeter:
         table it is the expectation over their rounding. It is NaN if no bucket could be measured.
         peak_bytes excludes the temporary memory of encoding one group and Horovod's own buffers.
         """
+        self.count_non_finite()
         last = self.last or StepFigures()
         sizes = ("coordinates", "payload_bytes", "wire_bytes", "uncompressed_bytes", "peak_bytes")
         bits = 8 * last.payload_bytes / last.coordinates if last.coordinates else 0.0
@@ -186,7 +196,7 @@ class StepMeter:
             **{name: getattr(last, name) for name in (*sizes, *SECONDS)},
             "bits_per_coordinate": bits,
             "relative_error": self.relative_error,
-            "non_finite": sum(self.non_finite().values()),
+            "non_finite": last.non_finite,
         }
 
 
@@ -206,11 +216,8 @@ class Means:
         self._step, self._version = 0, 0
         self._total = StepFigures()
         self._groups: dict[int, StepFigures] = {}
-        self._non_finite: dict[int, int] = {}
 
-    def add(
-        self, number: int, meter: StepMeter, non_finite: Mapping[int, int], version: int
-    ) -> None:
+    def add(self, number: int, meter: StepMeter, version: int) -> None:
         """Add the figures of a completed step."""
         last = meter.last or StepFigures()
         self.ended = time.perf_counter()
@@ -224,8 +231,6 @@ class Means:
         self._total.add(last)
         for group, figures in meter.last_groups.items():
             self._groups.setdefault(group, StepFigures()).add(figures)
-        for group, count in non_finite.items():
-            self._non_finite[group] = self._non_finite.get(group, 0) + count
 
     def record(self) -> dict[str, Any]:
         """Return the record that docs/monitoring.md describes: means per step of ``StepFigures``,
@@ -241,7 +246,7 @@ class Means:
             "peak_bytes": self._total.peak_bytes,
             "step_s": (self.ended - begin) / timed if timed else None,
             **{name: total / timed if timed else None for name, total in of_timed.items()},
-            "non_finite": sum(self._non_finite.values()),
+            "non_finite": self._total.non_finite,
             "table_version": self._version,
             "monitor_s": self.monitor_s / self.steps,
             "groups": [self._group(*of_group) for of_group in sorted(self._groups.items())],
@@ -250,7 +255,7 @@ class Means:
     def _group(self, group: int, figures: StepFigures) -> dict[str, Any]:
         means = _means(figures, self.steps)
         own = {name: mean for name, mean in means.items() if name not in OF_WHOLE}
-        return {"group": group} | own | {"non_finite": self._non_finite.get(group, 0)}
+        return {"group": group} | own | {"non_finite": figures.non_finite}
 
 
 def _means(figures: StepFigures, steps: int) -> dict[str, Any]:

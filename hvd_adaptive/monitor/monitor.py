@@ -147,7 +147,6 @@ class Monitor:
             source = self._source(compressor)
             self._record(source)
             source.facts = dict(facts)
-            source.buckets = {g["group"]: g["buckets"] for g in facts["groups"]}
             source.means, source.versions = None, {}
             # "auto" has measured it.
             source.alarms.compares = self._warn_slow and facts["exchange"] != "auto"
@@ -170,13 +169,11 @@ class Monitor:
             begin, source = time.perf_counter(), self._source(compressor)
             meter = compressor._training.meter
             version = self._note_tables(source, compressor.parts, number)
-            non_finite = meter.non_finite()
+            meter.count_non_finite()
             if source.means is None:
                 source.means = Means(None)
-            source.means.add(number, meter, non_finite, version)
-            checked = sum(source.buckets.get(group, 0) for group in non_finite)
-            lost, ranks = sum(non_finite.values()), source.facts["ranks"]
-            for kind, text in source.alarms.see(number, ranks, meter, checked, lost).items():
+            source.means.add(number, meter, version)
+            for kind, text in source.alarms.see(number, source.facts["ranks"], meter).items():
                 logger.warning("%s", text)
                 self._write(source, "warning", {"about": kind, "text": text})
             source.means.monitor_s += time.perf_counter() - begin
@@ -257,7 +254,6 @@ class _Source:
     number: int
     alarms: Alarms
     facts: dict[str, Any] = field(default_factory=dict)
-    buckets: dict[int, int] = field(default_factory=dict)  # quantised ones of each group
     versions: dict[str, int] = field(default_factory=dict)  # of tables that were written, by part
     # The ranks that stock exchanges were measured with, and their seconds by name.
     stock: tuple[Any, dict[str, float] | None] = None, None
