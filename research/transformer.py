@@ -3,7 +3,7 @@
     python research/transformer.py                                # a table
     python research/transformer.py --page docs/transformer.md     # ... and the page
 
-Two ranks of this machine exchange by gloo. Each finished run is a JSON file in --output-dir, with
+Two ranks of this machine exchange by gloo. Each finished run is a file in --output-dir, with
 the settings that made it, and is not made again while these stay the same.
 """
 

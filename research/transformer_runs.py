@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import json
 import re
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
@@ -16,11 +15,12 @@ import torch
 import torch.distributed as dist
 import torch.nn.functional as F
 from fsdp2 import LENGTH, Transformer
+from kept_run import KeptRun
 from torch import nn
 from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
-from hvd_adaptive import instances
+from hvd_adaptive import instances, simulate
 from hvd_adaptive.ddp import CompressionState, compression_hook
 from hvd_adaptive.fsdp import compress_reduce_scatter
 from hvd_adaptive.tools.methods import read
@@ -47,8 +47,10 @@ def texts() -> tuple[torch.Tensor, torch.Tensor, int]:
 
 
 @dataclass(frozen=True)
-class Run:
+class Run(KeptRun):
     """A training run. Equal seeds start from equal weights, and see equal batches."""
+
+    reads = simulate.Records.read
 
     method: str
     seed: int
@@ -57,7 +59,7 @@ class Run:
     def path(self, folder: Path) -> Path:
         """Return the file of its figures."""
         name = re.sub(r"[^\w.]+", "-", self.method).strip("-")
-        return folder / f"{name}-{self.steps}t-{self.seed}.json"
+        return folder / f"{name}-{self.steps}t-{self.seed}.csv"
 
     @property
     def settings(self) -> dict[str, Any]:
@@ -66,20 +68,10 @@ class Run:
 
     def load(self, folder: Path) -> dict[str, float] | None:
         """Return its figures, if they are on disk and were made with the same settings."""
-        try:
-            saved = json.loads(self.path(folder).read_text(encoding="utf-8"))
-            return saved["figures"] if saved["settings"] == self.settings else None
-        except (OSError, KeyError, ValueError):
-            return None
+        records = super().load(folder)
+        return None if records is None else records.rows[0]
 
-    def write(self, folder: Path, figures: dict[str, float]) -> None:
-        """Write its figures, all of them or none."""
-        folder.mkdir(parents=True, exist_ok=True)
-        part = self.path(folder).with_suffix(".part")
-        part.write_text(json.dumps({"settings": self.settings, "figures": figures}), "utf-8")
-        part.replace(self.path(folder))
-
-    def execute(self) -> dict[str, float]:
+    def execute(self) -> dict[str, Any]:
         """Train on all ranks, a collective.
 
         Returns:
@@ -139,6 +131,6 @@ def work(rank: int, runs: Sequence[Run], folder: Path, store: str) -> None:
     for number, run in enumerate(runs):
         figures = run.execute()
         if rank == 0:
-            run.write(folder, figures)
+            simulate.Records({"run": run.settings}, [figures]).write(run.path(folder))
             print(f"{number + 1} of {len(runs)}: {run.method}, seed {run.seed}", flush=True)
     dist.destroy_process_group()
