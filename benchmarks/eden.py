@@ -113,7 +113,7 @@ def compare(texts: list[str], labels: list[str], size: int, draws: int) -> None:
     samplers = laws(size)
     flats = [torch.from_numpy(samplers[label]()).float() for label in labels]
     for method in tqdm(parse(texts)):
-        table.add_row(str(method), *(cell(method, flat, size, draws) for flat in flats))
+        table.add_row(method.label, *(cell(method, flat, size, draws) for flat in flats))
     Console(width=150).print(table)
 
 

@@ -115,7 +115,7 @@ def predictions(
 def _text(prediction: Forecast) -> str:
     """The method with its exchange, as the laboratory reads it."""
     (method,) = read(prediction.method)
-    return str(method.having(exchange=prediction.exchange))
+    return method.having(exchange=prediction.exchange).label
 
 
 def compare(

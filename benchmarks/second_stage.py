@@ -76,7 +76,7 @@ def _stages(method: Method, flat: list[torch.Tensor]) -> Iterator[dict[str, Any]
     average = torch.stack([_again(codec, g, rank) for rank, g in enumerate(flat)]).mean(dim=0)
     first = _square(average - exact)
     own = _bits(codec, average)
-    row = {"method": str(method), "ranks": ranks, "first error": first / _square(exact)}
+    row = {"method": method.label, "ranks": ranks, "first error": first / _square(exact)}
     yield row | {
         "second stage": "none",
         "added": 0.0,

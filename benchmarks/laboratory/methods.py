@@ -47,7 +47,7 @@ class Method:
     def label(self) -> str:
         cap = "" if self.bucket_cap_mb is None else f":{self.bucket_cap_mb}"
         plain = self.is_bfloat16 or self.is_nothing
-        return f"{self.backend}{cap}/{self.name if plain else self.method}"
+        return f"{self.backend}{cap}/{self.name if plain else self.method.label}"
 
     @property
     def name(self) -> str:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import ast
 import itertools
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 from hvd_adaptive.options import KINDS
@@ -23,14 +23,16 @@ STOCK = {"float32": "none", "float16": "fp16"}
 
 @dataclass(frozen=True)
 class Method:
-    """Hold a method's name and keywords; ``label`` is the text that it was read from."""
+    """Hold a method's name and keywords."""
 
     name: str
     keywords: Mapping[str, Any]
-    label: str
 
-    def __str__(self) -> str:
-        return written(self.name, self.keywords)
+    @property
+    def label(self) -> str:
+        """Return the method as a text that ``read`` reads."""
+        given = ", ".join(f"{keyword}={value!r}" for keyword, value in self.keywords.items())
+        return f"{self.name}({given})" if self.is_scheme else self.name
 
     @property
     def is_scheme(self) -> bool:
@@ -39,8 +41,7 @@ class Method:
 
     def having(self, **keywords: Any) -> Method:
         """Return the same method with more keywords, or other values of those that it has."""
-        whole = {**self.keywords, **keywords}
-        return replace(self, keywords=whole, label=written(self.name, whole))
+        return Method(self.name, {**self.keywords, **keywords})
 
     def scheme(self) -> Any:
         """Construct the compressor.
@@ -99,16 +100,7 @@ def read(text: str) -> list[Method]:
     name = names.get(node.id.lower(), node.id)
     if name in STOCK and isinstance(call, ast.Call):
         raise ValueError(f"{text!r}: takes no keywords")
-    combinations = [dict(pairs) for pairs in itertools.product(*choices)]
-    own = text if len(combinations) == 1 else None
-    return [Method(name, keywords, own or written(name, keywords)) for keywords in combinations]
-
-
-def written(name: str, keywords: Mapping[str, Any]) -> str:
-    """Return a method as a text that ``read`` reads."""
-    if name in STOCK:
-        return name
-    return f"{name}({', '.join(f'{keyword}={value!r}' for keyword, value in keywords.items())})"
+    return [Method(name, dict(pairs)) for pairs in itertools.product(*choices)]
 
 
 def _choices(call: ast.Call) -> list[list[tuple[str, Any]]]:

@@ -91,13 +91,13 @@ def cases(options: Options) -> dict[str, Any]:
         if device.type != "cpu" and scheme.parts.default.payloads.is_on_host(device):
             continue
         if "fixed" in codings:
-            made[str(method)] = scheme
+            made[method.label] = scheme
         for coding in codings:
             if coding == "fixed" or coding not in scheme.parts.default.codings:
                 continue
             coded = method.having(coding=coding)
             with contextlib.suppress(ValueError):  # tables that this coder does not code
-                made[str(coded)] = coded.having(**shared).scheme()
+                made[coded.label] = coded.having(**shared).scheme()
     return made
 
 

@@ -163,7 +163,7 @@ def in_script(prediction: Forecast) -> str:
     if prediction.method in STOCK:
         return f"hvd.Compression.{STOCK[prediction.method]}"
     (method,) = read(prediction.method)
-    return str(method.having(exchange=prediction.exchange))
+    return method.having(exchange=prediction.exchange).label
 
 
 def show(predictions: Sequence[Forecast], choice: Forecast) -> None:
