@@ -15,9 +15,9 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import EngFormatter
 
 from hvd_adaptive.monitor.log import Log
+from hvd_adaptive.monitor.meter import SECONDS
 from hvd_adaptive.tools.output import seconds
-from hvd_adaptive.tools.report import summary
-from hvd_adaptive.tools.report.summary import Summary
+from hvd_adaptive.tools.report.summary import describe
 
 # Encode, wait, decode, the rest: apart for the colour-blind, too.
 BLUE, ORANGE, GREEN, GREY = "#0072b2", "#e69f00", "#009e73", "#a9b0b8"
@@ -62,46 +62,40 @@ def page(logs: Sequence[Log], title: str) -> str:
 
 def section(log: Log) -> dict[str, Any]:
     """Return the template's values for one compressor."""
-    start, means, rows = log.starts[-1], summary.summarise(log), summary.costs(log)
-    scheme, settings = summary.parse_scheme(start["scheme"])
+    run = describe(log)
     parts = list(dict.fromkeys(table["part"] for table in log.tables))
     shown = parts[:MOST_PARTS]
-    return {
-        "log": log,
-        "start": start,
+    return run | {
         "begun": time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(log.starts[0]["time"])),
-        "scheme": scheme,
-        "settings": settings,
-        "summary": means,
-        "tiles": tiles(means),
-        "verdict": summary.verdict(means.timed["step_s"], means.stock),
-        "bytes": bytes_figure(log, means),
+        "starts": len(log.starts),
+        "tiles": tiles(run),
+        "bytes": bytes_figure(log, run["ring_bytes"]),
         "errors": error_figure(log),
         "levels": [(part, levels_figure(log, part, at)) for at, part in enumerate(shown)],
         "more_parts": len(parts) - len(shown),
         "times": time_figure(log),
-        "costs": rows[:MOST_ROWS],
-        "more_costs": len(rows[MOST_ROWS:]),
-        "total": sum(row.payload_bytes for row in rows),
-        "groups": summary.group_means(log),
+        "costs": run["parameters"][:MOST_ROWS],
+        "more_costs": len(run["parameters"][MOST_ROWS:]),
+        "total": sum(row["payload_bytes"] for row in run["parameters"]),
     }
 
 
-def tiles(s: Summary) -> list[tuple[str, str, str]]:
+def tiles(run: dict[str, Any]) -> list[tuple[str, str, str]]:
     """Return (figure, what it is, more about it) of the run."""
-    spent = s.encode_s + s.exchange_s + s.decode_s
-    ratio = f"{s.uncompressed_bytes / s.payload_bytes:.1f} x" if s.payload_bytes else "-"
-    sizes = f"{size(s.uncompressed_bytes)} to {size(s.payload_bytes)}"
-    part = "of a step" if s.step_s is None else f"{spent / s.step_s:.0%} of {seconds(s.step_s)}"
+    spent, step_s = sum(run[name] for name in SECONDS), run["step_s"]
+    before, sent = run["uncompressed_bytes"], run["payload_bytes"]
+    ratio = f"{before / sent:.1f} x" if sent else "-"
+    part = "of a step" if step_s is None else f"{spent / step_s:.0%} of {seconds(step_s)}"
+    less = _times(run["ring_bytes"], run["wire_bytes"])
     shown = [
-        (size(s.wire_bytes), "sent by a rank each step", _times(s.ring_bytes, s.wire_bytes)),
-        (ratio, "gradients over payloads", sizes),
-        (figure(s.relative_error), "relative squared error", "of all quantised coordinates"),
+        (size(run["wire_bytes"]), "sent by a rank each step", less),
+        (ratio, "gradients over payloads", f"{size(before)} to {size(sent)}"),
+        (figure(run["relative_error"]), "relative squared error", "of all quantised coordinates"),
         (seconds(spent), "encode, wait and decode", part),
-        (size(s.peak_bytes), "held beyond gradients", "at the highest"),
+        (size(run["peak_bytes"]), "held beyond gradients", "at the highest"),
     ]
-    if s.non_finite:
-        shown.append((f"{s.non_finite:,}", "buckets not finite", "of all steps"))
+    if run["non_finite"]:
+        shown.append((f"{run['non_finite']:,}", "buckets not finite", "of all steps"))
     return shown
 
 
@@ -130,10 +124,10 @@ def _times(ring: float, sent: float) -> str:
     return f"{text} than float32 ({size(ring)})"
 
 
-def bytes_figure(log: Log, summary: Summary) -> str:
+def bytes_figure(log: Log, float32: float) -> str:
     """Draw what this rank sent in each step, beside a ring of float32."""
     axes = _axes()
-    (steps, sent), float32 = _series(log.steps, "wire_bytes"), summary.ring_bytes
+    steps, sent = _series(log.steps, "wire_bytes")
     axes.plot(steps, sent, color=BLUE, drawstyle="steps-pre", label="sent by this rank")
     axes.axhline(float32, color=ORANGE, dashes=(5, 3), label="float32 over a ring")
     axes.set_ylim(0, 1.12 * max([float32, *sent]))

@@ -4,144 +4,94 @@ from __future__ import annotations
 
 import ast
 import contextlib
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from hvd_adaptive.monitor.log import Log
+from hvd_adaptive.monitor.meter import SECONDS
 
-TIMES = ("encode_s", "exchange_s", "decode_s")
 
+def describe(log: Log) -> dict[str, Any]:
+    """Return what ``hvd-adaptive report --json`` prints, and the page shows.
 
-@dataclass(frozen=True)
-class Stock:
-    """Seconds of the same step without compression; see Monitor's ``compare``.
+    Figures are means per step over the whole run, weighted by the steps of each record; None if
+    they are unknown. Besides those of the records there are:
 
-    Attributes:
-        exchange_s: Seconds of one exchange alone, measured when the run began.
-        least_s: Least seconds of a step, estimated; None if the run's step is unknown.
-        most_s: Most seconds of a step, estimated; None if the run's step is unknown.
+    - ``ring_bytes``: bytes that a rank would send in float32 by a ring, 2 (N - 1) / N of the
+      gradient.
+    - ``timed``: step_s, blocked_s and arrival_s of the steps since ranks last changed.
+    - ``stock``: steps without compression (``stock_steps``), if the monitor compared.
+    - ``helped``: ``verdict`` about them.
+    - ``parameters``, ``groups``: ``costs`` and ``group_means``.
     """
-
-    name: str
-    exchange_s: float
-    least_s: float | None
-    most_s: float | None
-
-
-@dataclass(frozen=True)
-class Summary:
-    """Means per step over the whole run, weighted by the steps of each record.
-
-    Attributes:
-        ring_bytes: Bytes that a rank would send in float32 by a ring, 2 (N - 1) / N of the
-            gradient.
-        step_s: Seconds from one step's end to the next one's; None if unknown.
-        blocked_s: Those of them that the training's thread spent in this package; None if unknown.
-        stock: Steps without compression, if the monitor compared.
-        timed: step_s and blocked_s of the steps since ranks last changed, from which ``stock`` is
-            estimated, and arrival_s, seconds from a step's first gradient to its last.
-        relative_error: None if nothing was quantised.
-    """
-
-    steps: int
-    ranks: int
-    coordinates: float
-    wire_bytes: float
-    payload_bytes: float
-    uncompressed_bytes: float
-    ring_bytes: float
-    relative_error: float | None
-    encode_s: float
-    exchange_s: float
-    decode_s: float
-    step_s: float | None
-    peak_bytes: int
-    non_finite: int
-    blocked_s: float | None
-    stock: tuple[Stock, ...]
-    timed: Mapping[str, float | None]
-
-
-@dataclass(frozen=True)
-class Cost:
-    """Cost of a parameter per step.
-
-    A group's payload bytes are divided among its parameters. Bytes of full-precision coordinates
-    belong to their parameters; everything else is divided by coordinates.
-
-    Attributes:
-        exchange: That of the group with most of the parameter's coordinates.
-        groups: Numbers of the groups in which the parameter is.
-    """
-
-    name: str
-    coordinates: int
-    bits: float
-    payload_bytes: float
-    exchange: str
-    groups: tuple[int, ...]
-
-
-def summarise(log: Log) -> Summary:
-    """Return the means over all steps."""
-    last = log.starts[-1]
+    start, steps = log.starts[-1], log.steps
+    scheme, settings = parse_scheme(start["scheme"])
+    facts = {name: start[name] for name in ("ranks", "rank", "host", "version", "torch")}
+    amounts = ("coordinates", "wire_bytes", "payload_bytes", "uncompressed_bytes", *SECONDS)
+    means = {name: mean(steps, name) or 0.0 for name in amounts}
+    means |= {name: mean(steps, name) for name in ("relative_error", "step_s", "blocked_s")}
     compared = next((start for start in reversed(log.starts) if start.get("stock")), None)
-    timed = _timed(log, compared)
-    ranks, coordinates = last["ranks"], mean(log.steps, "coordinates") or 0.0
-    return Summary(
-        steps=sum(record["steps"] for record in log.steps),
-        ranks=ranks,
-        coordinates=coordinates,
-        ring_bytes=2 * (ranks - 1) / ranks * 4 * coordinates,
-        relative_error=mean(log.steps, "relative_error"),
-        step_s=mean(log.steps, "step_s"),
-        peak_bytes=max(record["peak_bytes"] for record in log.steps),
-        non_finite=sum(record["non_finite"] for record in log.steps),
-        blocked_s=mean(log.steps, "blocked_s"),
-        stock=() if compared is None else tuple(_stock(compared["stock"], timed)),
-        timed=timed,
-        **{
-            name: mean(log.steps, name) or 0.0
-            for name in ("wire_bytes", "payload_bytes", "uncompressed_bytes", *TIMES)
-        },
-    )
-
-
-def _timed(log: Log, compared: dict[str, Any] | None) -> dict[str, float | None]:
-    """Return means of the timed steps since the start ``compared``."""
     since = float("inf") if compared is None else compared["time"]
-    steps = [r for r in log.steps if r["time"] >= since and r["step_s"] is not None]
-    return {name: mean(steps, name) for name in ("step_s", "blocked_s", "arrival_s")}
+    recent = [r for r in steps if r["time"] >= since and r["step_s"] is not None]
+    timed = {name: mean(recent, name) for name in ("step_s", "blocked_s", "arrival_s")}
+    stock = [] if compared is None else stock_steps(compared["stock"], timed)
+    return {
+        "label": log.label,
+        "scheme": scheme,
+        "settings": settings,
+        **facts,
+        **means,
+        "steps": sum(record["steps"] for record in steps),
+        "ring_bytes": 2 * (start["ranks"] - 1) / start["ranks"] * 4 * means["coordinates"],
+        "peak_bytes": max(record["peak_bytes"] for record in steps),
+        "non_finite": sum(record["non_finite"] for record in steps),
+        "timed": timed,
+        "stock": stock,
+        "helped": verdict(timed["step_s"], stock) if stock else None,
+        "tables": len(log.tables),
+        "warnings": [warning["text"] for warning in log.warnings],
+        "parameters": costs(log),
+        "groups": group_means(log),
+    }
 
 
-def _stock(seconds: Mapping[str, float], timed: Mapping[str, float | None]) -> Iterator[Stock]:
-    """Estimate steps without compression from the seconds of each stock exchange."""
-    step_s, blocked_s, arrival_s = timed.values()
+def stock_steps(
+    seconds: Mapping[str, float], timed: Mapping[str, float | None]
+) -> list[dict[str, Any]]:
+    """Estimate steps without compression from the seconds of each stock exchange.
+
+    Returns:
+        Rows with name, exchange_s (seconds of one exchange alone), and least_s and most_s (of a
+        step; None if the run's step is unknown). See Monitor's ``compare``.
+    """
+    step_s, blocked_s, arrival_s = timed["step_s"], timed["blocked_s"], timed["arrival_s"]
+    rows = []
     for name, exchange_s in seconds.items():
         least_s = most_s = None
         if step_s is not None and blocked_s is not None and arrival_s is not None:
             rest_s = max(0.0, step_s - blocked_s)
             least_s, most_s = rest_s + max(0.0, exchange_s - arrival_s), rest_s + exchange_s
-        yield Stock(name, exchange_s, least_s, most_s)
+        row = {"name": name, "exchange_s": exchange_s, "least_s": least_s, "most_s": most_s}
+        rows.append(row)
+    return rows
 
 
-def verdict(step_s: float | None, stock: Sequence[Stock]) -> str:
+def verdict(step_s: float | None, stock: Sequence[Mapping[str, Any]]) -> str:
     """Say in a line whether the run's steps are shorter than those of the fastest stock exchange.
 
     It is yes below the lower estimate, no above the upper one, and unclear in between.
     """
-    fastest = min(stock, key=lambda one: one.exchange_s, default=None)
-    if step_s is None or fastest is None or fastest.least_s is None or fastest.most_s is None:
+    fastest = min(stock, key=lambda one: one["exchange_s"])
+    if step_s is None or fastest["least_s"] is None:
         return "Unknown: the run has no time of a step."
-    times = step_s, fastest.least_s, fastest.most_s
+    times = step_s, fastest["least_s"], fastest["most_s"]
     took, least, most = (f"{1e3 * seconds:.3g}" for seconds in times)
     answer, takes = "Unclear", f"{least} to {most}"
-    if step_s < fastest.least_s:
+    if step_s < fastest["least_s"]:
         answer, takes = "Yes", f"at least {least}"
-    elif step_s > fastest.most_s:
+    elif step_s > fastest["most_s"]:
         answer, takes = "No", f"at most {most}"
-    return f"{answer}: a step took {took} ms; stock {fastest.name} takes {takes} ms."
+    return f"{answer}: a step took {took} ms; stock {fastest['name']} takes {takes} ms."
 
 
 def mean(records: Sequence[dict[str, Any]], name: str) -> float | None:
@@ -163,13 +113,21 @@ def group_means(log: Log) -> list[dict[str, Any]]:
             for group in record["groups"]
             if group["group"] == facts["group"]
         ]
-        names = ("payload_bytes", "wire_bytes", "relative_error", "flight_s", *TIMES)
+        names = ("payload_bytes", "wire_bytes", "relative_error", "flight_s", *SECONDS)
         rows.append(facts | {name: mean(own, name) for name in names})
     return rows
 
 
-def costs(log: Log) -> list[Cost]:
-    """Return the cost of every parameter, sorted by payload bytes in descending order."""
+def costs(log: Log) -> list[dict[str, Any]]:
+    """Return the cost of every parameter per step, sorted by payload bytes in descending order.
+
+    A group's payload bytes are divided among its parameters. Bytes of full-precision coordinates
+    belong to their parameters; everything else is divided by coordinates.
+
+    Returns:
+        Rows with name, coordinates, bits (of a coordinate), payload_bytes, exchange (that of the
+        group with most of the parameter's coordinates) and groups (their numbers).
+    """
     # Of each group of a parameter: coordinates, bytes, exchange, number.
     found: dict[str, list[tuple[int, float, str, int]]] = {}
     for group in group_means(log):
@@ -189,28 +147,10 @@ def costs(log: Log) -> list[Cost]:
     rows = []
     for name, parts in found.items():
         numbers, sent, _, groups = zip(*parts, strict=True)
-        total, bits = sum(numbers), 8 * sum(sent) / max(1, sum(numbers))
-        rows.append(Cost(name, total, bits, sum(sent), max(parts)[2], groups))
-    return sorted(rows, key=lambda row: (-row.payload_bytes, row.name))
-
-
-def describe(log: Log) -> dict[str, Any]:
-    """Return the whole summary for machines, as printed by ``hvd-adaptive report --json``."""
-    start, summary = log.starts[-1], summarise(log)
-    scheme, settings = parse_scheme(start["scheme"])
-    facts = {name: start[name] for name in ("ranks", "rank", "host", "version", "torch")}
-    return {
-        "label": log.label,
-        "scheme": scheme,
-        "settings": settings,
-        **facts,
-        **asdict(summary),
-        "helped": verdict(summary.timed["step_s"], summary.stock) if summary.stock else None,
-        "tables": len(log.tables),
-        "warnings": [warning["text"] for warning in log.warnings],
-        "parameters": [asdict(row) for row in costs(log)],
-        "groups": group_means(log),
-    }
+        row = {"name": name, "coordinates": sum(numbers), "payload_bytes": sum(sent)}
+        row["bits"] = 8 * sum(sent) / max(1, sum(numbers))
+        rows.append(row | {"exchange": max(parts)[2], "groups": groups})
+    return sorted(rows, key=lambda row: (-row["payload_bytes"], row["name"]))
 
 
 def parse_scheme(text: str) -> tuple[str, dict[str, Any]]:

@@ -16,7 +16,7 @@ import pytest
 
 from hvd_adaptive.monitor.log import LogError, read_logs
 from hvd_adaptive.tools.cli import main
-from hvd_adaptive.tools.report.summary import Stock, costs, describe, summarise, verdict
+from hvd_adaptive.tools.report.summary import costs, describe, verdict
 
 FIGURES = {
     "coordinates": 3000.0,
@@ -125,22 +125,23 @@ def test_the_lowest_rank_of_each_compressor_is_read(tmp_path):
 
 def test_means_are_over_steps(folder):
     (log,) = read_logs(folder)
-    summary = summarise(log)
-    assert summary.steps == 22 and summary.ranks == 2
-    assert summary.wire_bytes == (12 * 4500 + 10 * 1500) / 22
-    assert summary.ring_bytes == 4 * 3000  # 2 (N - 1) / N = 1
-    assert summary.relative_error == 0.5 and summary.peak_bytes == 210
+    told = describe(log)
+    assert told["steps"] == 22 and told["ranks"] == 2
+    assert told["wire_bytes"] == (12 * 4500 + 10 * 1500) / 22
+    assert told["ring_bytes"] == 4 * 3000  # 2 (N - 1) / N = 1
+    assert told["relative_error"] == 0.5 and told["peak_bytes"] == 210
 
 
 def test_bytes_are_shared_out_among_parameters(folder):
     (log,) = read_logs(folder)
     first, second, third = costs(log)
     # 100 coordinates in full precision take 400 bytes; 1,100 belong to 2,900 quantised ones.
-    assert (first.name, second.name, third.name) == ("<b>.weight", "a.bias", "a.weight")
-    assert first.payload_bytes == pytest.approx(1100 * 2400 / 2900)
-    assert (second.payload_bytes, second.bits) == (400, 32)
-    assert third.payload_bytes == pytest.approx(1100 * 500 / 2900) and third.groups == (0,)
-    assert sum(row.payload_bytes for row in costs(log)) == pytest.approx(1500)
+    names = [row["name"] for row in (first, second, third)]
+    assert names == ["<b>.weight", "a.bias", "a.weight"]
+    assert first["payload_bytes"] == pytest.approx(1100 * 2400 / 2900)
+    assert (second["payload_bytes"], second["bits"]) == (400, 32)
+    assert third["payload_bytes"] == pytest.approx(1100 * 500 / 2900) and third["groups"] == (0,)
+    assert sum(row["payload_bytes"] for row in costs(log)) == pytest.approx(1500)
 
 
 def test_a_group_in_bfloat16_is_shared_out_by_coordinates(tmp_path):
@@ -149,7 +150,7 @@ def test_a_group_in_bfloat16_is_shared_out_by_coordinates(tmp_path):
     plain["groups"][0]["members"] = [["a", 0, 1000], ["b", 0, 2000]]
     write(tmp_path / "x.jsonl", plain, step(2, 0, payload_bytes=6000.0, relative_error=None))
     (log,) = read_logs(tmp_path / "x.jsonl")
-    found = [(row.name, row.payload_bytes, row.bits) for row in costs(log)]
+    found = [(row["name"], row["payload_bytes"], row["bits"]) for row in costs(log)]
     assert found == [("b", 4000, 16), ("a", 2000, 16)]
 
 
@@ -200,11 +201,10 @@ def test_steps_without_compression_are_estimated(tmp_path, capsys):
     before = step(2, 0, step_s=9.0, blocked_s=1.0, arrival_s=1.0)  # with other ranks
     write(path, start(1), before, start(3, stock=stock), step(4, 1, **own), step(5, 2, **own))
     (log,) = read_logs(path)
-    summary = summarise(log)
-    told = {one.name: (one.exchange_s, one.least_s, one.most_s) for one in summary.stock}
+    rows = describe(log)["stock"]
+    told = {one["name"]: (one["exchange_s"], one["least_s"], one["most_s"]) for one in rows}
     assert told["float32"] == pytest.approx((0.02, 0.042, 0.05))
     assert told["float16"] == pytest.approx((0.005, 0.03, 0.035))
-    assert describe(log)["stock"][0]["name"] == "float32"
     pytest.importorskip("matplotlib")
     assert main(["report", str(path)]) == 0
     page = Path(capsys.readouterr().out.strip()).read_text()
@@ -225,7 +225,9 @@ def test_steps_without_compression_are_estimated(tmp_path, capsys):
     ],
 )
 def test_the_verdict_compares_with_the_fastest_stock_exchange(step_s, told):
-    stock = [Stock("float32", 0.02, 0.042, 0.05), Stock("float16", 0.005, 0.03, 0.035)]
+    rows = ("float32", 0.02, 0.042, 0.05), ("float16", 0.005, 0.03, 0.035)
+    names = ("name", "exchange_s", "least_s", "most_s")
+    stock = [dict(zip(names, row, strict=True)) for row in rows]
     assert verdict(step_s, stock) == told
 
 
@@ -234,9 +236,9 @@ def test_a_run_that_ended_early_without_levels_or_errors(tmp_path):
     alone = start(1, ranks=1, stock={"float32": 0.02})
     write(path, alone, step(2, 0, relative_error=None, step_s=None))
     (log,) = read_logs(path)
-    (one,) = summarise(log).stock
-    assert (one.exchange_s, one.least_s, one.most_s) == (0.02, None, None)
-    assert verdict(None, [one]) == "Unknown: the run has no time of a step."
+    (one,) = describe(log)["stock"]
+    assert (one["exchange_s"], one["least_s"], one["most_s"]) == (0.02, None, None)
+    assert describe(log)["helped"] == "Unknown: the run has no time of a step."
     pytest.importorskip("matplotlib")
     assert main(["report", str(path), "--output", str(tmp_path / "o.html")]) == 0
     assert (tmp_path / "o.html").read_text().count("<svg") == 2
