@@ -5,7 +5,6 @@ from __future__ import annotations
 import inspect
 import math
 import re
-from dataclasses import asdict, dataclass
 from typing import Any
 
 import numpy as np
@@ -26,50 +25,6 @@ SAMPLE = 1 << 18
 SENTENCE = re.compile(r"(?<!\bEq)(?<!\bEqs)(?<!\bApp)(?<!\bal)[.](?:\s|$)")
 
 
-@dataclass(frozen=True)
-class Outline:
-    """Hold what a scheme's class says.
-
-    Attributes:
-        name: Name of the class.
-        method: First sentence of its documentation, including the paper.
-        keywords: The scheme's own keywords with their defaults ("" if there is none).
-        documentation: Docstring of the class.
-    """
-
-    name: str
-    method: str
-    keywords: dict[str, str]
-    documentation: str
-
-    @property
-    def signature(self) -> str:
-        """Return the call with all of the scheme's own keywords."""
-        own = (f"{key}={value}" if value else key for key, value in self.keywords.items())
-        return f"{self.name}({', '.join(own)})"
-
-
-@dataclass(frozen=True)
-class Entry(Outline):
-    """Scheme constructed with only its required keywords.
-
-    Attributes:
-        call: How the scheme was constructed.
-        bits: Bits per coordinate of SAMPLE normal coordinates, without the payload's header.
-        relative_error: Measured E‖Q(v) - v‖²/‖v‖² of these, after fitting tables.
-        laplacian_error: The same for Laplacian coordinates.
-        bound: Proved bound of it for any v of a bucket's size with the current table, or None.
-        unbiased: Whether E Q(v) = v.
-    """
-
-    call: str
-    bits: float
-    relative_error: float
-    laplacian_error: float
-    bound: float | None
-    unbiased: bool
-
-
 def scheme_classes() -> dict[str, type[GradientCompressor]]:
     """Return the schemes that hvd_adaptive exports, by name, in the order of ``__all__``."""
     exported = (getattr(hvd_adaptive, name) for name in hvd_adaptive.__all__)
@@ -77,16 +32,33 @@ def scheme_classes() -> dict[str, type[GradientCompressor]]:
     return {kind.__name__: kind for kind in kinds if issubclass(kind, GradientCompressor)}
 
 
-def outline(name: str) -> Outline:
-    """Return the outline of one scheme."""
+def outline(name: str) -> dict[str, Any]:
+    """Return what a scheme's class says.
+
+    Returns:
+        name: Name of the class.
+        method: First sentence of its documentation, including the paper.
+        keywords: The scheme's own keywords with their defaults ("" if there is none).
+        documentation: Docstring of the class.
+    """
     kind = scheme_classes()[name]
-    documentation = inspect.getdoc(kind) or ""
-    method = SENTENCE.split(documentation.partition("\n\n")[0].replace("\n", " "))[0]
-    return Outline(name, method, own_keywords(kind), documentation)
+    text = inspect.getdoc(kind) or ""
+    method = SENTENCE.split(text.partition("\n\n")[0].replace("\n", " "))[0]
+    keywords = own_keywords(kind)
+    return {"name": name, "method": method, "keywords": keywords, "documentation": text}
 
 
-def entry(name: str) -> Entry:
-    """Return the entry of one scheme."""
+def entry(name: str) -> dict[str, Any]:
+    """Return ``outline`` and figures of a scheme that has only its required keywords.
+
+    Returns:
+        call: How the scheme was constructed.
+        bits: Bits per coordinate of SAMPLE normal coordinates, without the payload's header.
+        relative_error: Measured E‖Q(v) - v‖²/‖v‖² of these, after fitting tables.
+        laplacian_error: The same for Laplacian coordinates.
+        bound: Proved bound of it for any v of a bucket's size with the current table, or None.
+        unbiased: Whether E Q(v) = v.
+    """
     kind, given = scheme_classes()[name], REQUIRED.get(name, {})
     fitted = kind(**given)
     arguments = ", ".join(f"{keyword}={value!r}" for keyword, value in given.items())
@@ -95,15 +67,14 @@ def entry(name: str) -> Entry:
     uniform = torch.rand(SAMPLE, generator=generator, dtype=torch.float64, device="cpu") - 0.5
     laplacian = (-uniform.sign() * torch.log1p(-2 * uniform.abs())).to(torch.float32)
     bits, error = measured(fitted, normal)
-    return Entry(
-        **asdict(outline(name)),
-        call=f"{name}({arguments})",
-        bits=bits,
-        relative_error=error,
-        laplacian_error=measured(kind(**given), laplacian)[1],
-        bound=bound(fitted),
-        unbiased=is_unbiased(fitted),
-    )
+    return outline(name) | {
+        "call": f"{name}({arguments})",
+        "bits": bits,
+        "relative_error": error,
+        "laplacian_error": measured(kind(**given), laplacian)[1],
+        "bound": bound(fitted),
+        "unbiased": is_unbiased(fitted),
+    }
 
 
 def bound(scheme: GradientCompressor) -> float | None:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import argparse
 import inspect
-from dataclasses import asdict
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 from hvd_adaptive.tools.output import OK, add_command, console, print_json, print_table
 
@@ -46,53 +47,58 @@ def run(arguments: argparse.Namespace) -> int:
     from hvd_adaptive.tools.schemes import catalog
 
     chosen = arguments.schemes or list(catalog.scheme_classes())
-    outlines = [catalog.outline(name) for name in chosen]
-    if arguments.schemes and not arguments.json:
-        _print_documentation(outlines)
-    if arguments.measure:
-        outlines = [catalog.entry(name) for name in chosen]
+    rows = [(catalog.entry if arguments.measure else catalog.outline)(name) for name in chosen]
     if arguments.json:
-        print_json([asdict(one) for one in outlines])
-    elif arguments.measure:
-        _print_measured(outlines)
+        print_json(rows)
+        return OK
+    if arguments.schemes:
+        _print_documentation(rows)
+    if arguments.measure:
+        _print_measured(rows)
     elif not arguments.schemes:
-        _print_outlines(outlines)
+        _print_outlines(rows)
     return OK
 
 
-def _print_outlines(outlines: list) -> None:
-    rows = [(one.signature, one.method) for one in outlines]
+def _signature(row: Mapping[str, Any]) -> str:
+    """Return the call with all of a scheme's own keywords."""
+    own = (f"{key}={value}" if value else key for key, value in row["keywords"].items())
+    return f"{row['name']}({', '.join(own)})"
+
+
+def _print_outlines(rows: Sequence[Mapping[str, Any]]) -> None:
+    cells = [(_signature(row), row["method"]) for row in rows]
     caption = (
         "hvd-adaptive schemes NAME describes one scheme, hvd-adaptive schemes --measure prints "
         "bits and errors of all."
     )
     headings = ("scheme, its own keywords", "method")
-    print_table(headings, rows, texts=2, caption=caption, show_lines=True)
+    print_table(headings, cells, texts=2, caption=caption, show_lines=True)
 
 
-def _print_measured(entries: list) -> None:
+def _print_measured(rows: Sequence[Mapping[str, Any]]) -> None:
     headings = ("scheme", "bits", "error, normal | Laplacian", "bound", "unbiased")
-    rows = [
+    cells = [
         (
-            one.call,
-            f"{one.bits:.2f}",
-            f"{one.relative_error:.3g} | {one.laplacian_error:.3g}",
-            "-" if one.bound is None else f"{one.bound:.3g}",
-            "yes" if one.unbiased else "no",
+            row["call"],
+            f"{row['bits']:.2f}",
+            f"{row['relative_error']:.3g} | {row['laplacian_error']:.3g}",
+            "-" if row["bound"] is None else f"{row['bound']:.3g}",
+            "yes" if row["unbiased"] else "no",
         )
-        for one in entries
+        for row in rows
     ]
-    print_table(headings, rows)
+    print_table(headings, cells)
     console().print("hvd-adaptive schemes --help explains the columns", markup=False)
 
 
-def _print_documentation(outlines: list) -> None:
+def _print_documentation(rows: Sequence[Mapping[str, Any]]) -> None:
     from hvd_adaptive.settings import Settings
 
     out = console()
-    for one in outlines:
-        out.print(one.signature, style="bold", markup=False)
-        out.print(f"\n{one.documentation}\n", markup=False)
+    for row in rows:
+        out.print(_signature(row), style="bold", markup=False)
+        out.print(f"\n{row['documentation']}\n", markup=False)
     shared = (inspect.getdoc(Settings) or "").partition("\n\n")[2]
     out.print("Shared keywords, of every scheme", style="bold")
     out.print(f"\n{shared}\n", markup=False)
