@@ -11,6 +11,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from typing_extensions import Self
+
 Row = dict[str, float | int | str | None]
 
 
@@ -48,7 +50,7 @@ class Records:
         unfinished.replace(path)
 
     @classmethod
-    def read(cls, path: str | Path) -> Records:
+    def read(cls, path: str | Path) -> Self:
         """Read a file of ``write``; numbers become int or float."""
         settings: dict[str, Any] = {}
         table: list[str] = []

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Collection, Iterable
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -36,7 +35,6 @@ COLUMNS = (
 )
 
 
-@dataclass
 class Result(Records):
     """Result of a simulated run.
 
@@ -45,30 +43,20 @@ class Result(Records):
     and norms), relative_error (||average - exact||**2 / ||exact||**2 of this step's averaged
     gradient), table_version, validation_loss and validation_accuracy (after the step), and those of
     ``ranks.Variance`` (before the step).
-
-    Attributes:
-        tables: The successive level tables, {"step", "part", "version", "levels"}; step is -1 for
-            tables that existed at the start.
     """
 
-    tables: list[dict[str, Any]] = dataclasses.field(default_factory=list)
+    @property
+    def tables(self) -> list[dict[str, Any]]:
+        """Return the successive level tables, {"step", "part", "version", "levels"}, which are
+        among the settings; step is -1 for tables that existed at the start.
+        """
+        return self.settings.setdefault("tables", [])
 
     def note_table(self, compressor: GradientCompressor | None, step: int) -> None:
         """Append the compressor's new tables; schemes without tables have none."""
         parts = {} if compressor is None else compressor.parts
         known = {table["part"]: table["version"] for table in self.tables}
-        self.tables += [{"step": step} | table for table in new_tables(parts, known)]
-
-    def write(self, path: Any) -> None:
-        """Write a CSV file as ``Records.write``; the tables are among the settings."""
-        Records(self.settings | {"tables": self.tables}, self.rows).write(path)
-
-    @classmethod
-    def read(cls, path: Any) -> Result:
-        """Read a file of ``write``."""
-        read = Records.read(path)
-        tables = read.settings.pop("tables")
-        return cls(read.settings, read.rows, tables)
+        self.tables.extend({"step": step} | table for table in new_tables(parts, known))
 
 
 def train(
