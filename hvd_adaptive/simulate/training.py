@@ -125,38 +125,32 @@ def train(
     steps = check_integer("steps", steps, 1)
     evaluate_every = check_integer("evaluate_every", evaluate_every, 0)
     ranks = Ranks(model.named_parameters(), compressor, workers)
-    batches = make_batches(data, batch_size, ranks.workers, seed)
-    stepper = optimizer(model.parameters())
-    scheduler = schedule(stepper) if schedule is not None else None
-    buffers = Buffers(model, ranks.workers)
+    trainer = Trainer(model, data, optimizer, schedule, loss, workers, batch_size, seed)
     first = compressor.step if compressor is not None else 0
-    settings = described_run(model, stepper, batches, ranks, seed, batch_size) | {
+    settings = {
         "schedule": described(schedule),
         "loss": described(loss),
         "compressor": None if compressor is None else repr(compressor),
         "steps": steps,
     }
-    result = Result(settings, [])
+    result = Result(trainer.settings | settings, [])
     result.note_table(compressor, -1)
 
-    model.train()
     hidden = None if progress is None else not progress
     with tqdm(total=steps, unit="step", leave=False, disable=hidden) as bar:
         for step in range(first, first + steps):
             row = dict.fromkeys(COLUMNS) | {"step": step}
             if compressor is not None and begin_step(compressor):
                 ranks = ranks.renewed()
-            row["learning_rate"] = stepper.param_groups[0]["lr"]
-            row["loss"] = backward(model, batches, step, loss, buffers, [ranks], ranks.workers)
+            row["learning_rate"] = trainer.optimizer.param_groups[0]["lr"]
+            row["loss"] = trainer.backward(step, [ranks], workers)
             if ranks.due(step):
                 ranks.refit(step)
             result.note_table(compressor, step)
             if step in variance_steps:
                 row.update(dataclasses.asdict(ranks.variance(step)))
             ranks.average(step)
-            stepper.step()
-            if scheduler is not None:
-                scheduler.step()
+            trainer.step()
             if compressor is not None:
                 compressor.step = step + 1
                 row["table_version"] = compressor.report()["table_version"]
@@ -171,31 +165,6 @@ def train(
             result.rows.append(row)
             bar.update()
     return result
-
-
-def backward(
-    model: torch.nn.Module,
-    batches: Batches,
-    step: int,
-    loss: Loss,
-    buffers: Buffers,
-    takers: Collection[Ranks],
-    workers: int,
-) -> float:
-    """Compute every rank's gradient, pass it to ``takers``, and return the mean loss."""
-    total = 0.0
-    for rank in range(workers):
-        inputs, targets = batches(rank, step)
-        buffers.load(rank)
-        model.zero_grad(set_to_none=True)
-        value = loss(model(inputs), targets)
-        value.backward()
-        buffers.store(rank)
-        for ranks in takers:
-            ranks.take(rank)
-        total += float(value.detach())
-    buffers.load(0)
-    return total / workers
 
 
 def evaluate(
@@ -218,42 +187,64 @@ def evaluate(
     return total / len(inputs), right / len(inputs) if classes else None
 
 
-def described_run(
-    model: torch.nn.Module,
-    stepper: torch.optim.Optimizer,
-    batches: Batches,
-    ranks: Ranks,
-    seed: int,
-    batch_size: int | None,
-) -> dict[str, Any]:
-    """Return the settings that every record contains, in a form for JSON."""
-    return {
-        "version": __version__,
-        "torch": torch.__version__,
-        "model": type(model).__name__,
-        "parameters": ranks.coordinates,
-        "optimizer": type(stepper).__name__,
-        "optimizer_settings": described(stepper.defaults),
-        "data": described(batches),
-        "workers": ranks.workers,
-        "batch_size": batch_size,
-        "seed": seed,
-    }
+class Trainer:
+    """A model in training mode, its optimizer, examples, and a copy of its buffers for each rank.
 
+    Attributes:
+        settings: What every record contains, in a form for JSON.
+    """
 
-class Buffers:
-    """Copies of the model's buffers for each rank."""
+    def __init__(
+        self,
+        model: torch.nn.Module,
+        data: Minibatch | Batches,
+        optimizer: MakeOptimizer,
+        schedule: MakeSchedule | None,
+        loss: Loss,
+        workers: int,
+        batch_size: int | None,
+        seed: int,
+    ) -> None:
+        self._model, self._loss = model.train(), loss
+        self._batches = make_batches(data, batch_size, workers, seed)
+        self.optimizer = optimizer(model.parameters())
+        self._scheduler = None if schedule is None else schedule(self.optimizer)
+        self._buffers = [[b.clone() for b in model.buffers()] for _ in range(workers)]
+        self.settings = {
+            "version": __version__,
+            "torch": torch.__version__,
+            "model": type(model).__name__,
+            "parameters": sum(p.numel() for p in model.parameters() if p.requires_grad),
+            "optimizer": type(self.optimizer).__name__,
+            "optimizer_settings": described(self.optimizer.defaults),
+            "data": described(self._batches),
+            "workers": workers,
+            "batch_size": batch_size,
+            "seed": seed,
+        }
 
-    def __init__(self, model: torch.nn.Module, workers: int) -> None:
-        self._live = list(model.buffers())
-        self._copies = [[b.clone() for b in self._live] for _ in range(workers)]
+    def backward(self, step: int, takers: Collection[Ranks], workers: int) -> float:
+        """Compute every rank's gradient, pass it to ``takers``, and return the mean loss."""
+        total = 0.0
+        for rank in range(workers):
+            inputs, targets = self._batches(rank, step)
+            self._copy(self._buffers[rank], self._model.buffers())
+            self._model.zero_grad(set_to_none=True)
+            value = self._loss(self._model(inputs), targets)
+            value.backward()
+            self._copy(self._model.buffers(), self._buffers[rank])
+            for ranks in takers:
+                ranks.take(rank)
+            total += float(value.detach())
+        self._copy(self._buffers[0], self._model.buffers())
+        return total / workers
 
-    def load(self, rank: int) -> None:
-        """Copy a rank's buffers into the model."""
-        for live, own in zip(self._live, self._copies[rank], strict=True):
-            live.copy_(own)
+    def step(self) -> None:
+        """Step the optimizer, and the schedule."""
+        self.optimizer.step()
+        if self._scheduler is not None:
+            self._scheduler.step()
 
-    def store(self, rank: int) -> None:
-        """Copy the model's buffers to those of a rank."""
-        for live, own in zip(self._live, self._copies[rank], strict=True):
-            own.copy_(live)
+    def _copy(self, source: Iterable[torch.Tensor], target: Iterable[torch.Tensor]) -> None:
+        for one, other in zip(source, target, strict=True):
+            other.copy_(one)

@@ -12,7 +12,7 @@ from tqdm import tqdm
 from hvd_adaptive.base.checks import check_integer
 from hvd_adaptive.compressor import GradientCompressor
 from hvd_adaptive.simulate import training
-from hvd_adaptive.simulate.data import Batches, Minibatch, make_batches
+from hvd_adaptive.simulate.data import Batches, Minibatch
 from hvd_adaptive.simulate.ranks import Ranks
 from hvd_adaptive.simulate.records import Records, Row
 
@@ -69,34 +69,27 @@ def variance_on_trajectory(
     """
     check_integer("workers", workers, 2)
     wanted = {check_integer("steps", step, 0) for step in steps}
-    batches = make_batches(data, batch_size, workers, seed)
-    stepper = optimizer(model.parameters())
-    scheduler = schedule(stepper) if schedule is not None else None
-    buffers = training.Buffers(model, workers)
+    trainer = training.Trainer(model, data, optimizer, schedule, loss, workers, batch_size, seed)
     named = list(model.named_parameters())
     exact = Ranks(named, None, workers)
     ranks = {name: Ranks(named, scheme, workers) for name, scheme in schemes.items()}
     takers = _share([exact, *ranks.values()])
-    settings = training.described_run(model, stepper, batches, exact, seed, batch_size)
-    settings["schemes"] = {name: repr(scheme) for name, scheme in schemes.items()}
-    records = Records(settings, [])
+    described = {"schemes": {name: repr(scheme) for name, scheme in schemes.items()}}
+    records = Records(trainer.settings | described, [])
 
-    model.train()
     hidden = None if progress is None else not progress
     every = range(max(wanted, default=-1) + 1)
     for step in tqdm(every, unit="step", leave=False, disable=hidden):
         due = [each for each in ranks.values() if each.due(step)]
         measured = step in wanted
         count = workers if due or measured else 1
-        training.backward(model, batches, step, loss, buffers, takers, count)
+        trainer.backward(step, takers, count)
         for each in due:
             each.refit(step)
         if measured:
             records.rows += _rows(step, exact, ranks)
         exact.restore(0)
-        stepper.step()
-        if scheduler is not None:
-            scheduler.step()
+        trainer.step()
     return records
 
 
