@@ -20,10 +20,9 @@ import time
 from pathlib import Path
 from typing import Any
 
-from hvd_adaptive.tools.launch import Ranks, results, send_result
+from hvd_adaptive.tools.launch import Ranks, run_ranks, send_result
 from hvd_adaptive.tools.methods import parse
 from hvd_adaptive.tools.output import print_table
-from hvd_adaptive.tools.processes import Job
 
 METHODS = ("ALQ(bits=3)", "QSGD(bits=4)", "ECDQ(bits=2)")
 STEPS, SECONDS = 12, 300.0
@@ -77,10 +76,8 @@ def launched(method: str, count: int, folder: str) -> list[float]:
     Raises:
         RanksError: ranks failed.
     """
-    ranks = Ranks(count)
-    command = ranks.command([sys.executable, str(Path(__file__).resolve()), "--rank", method])
-    own = {"NUMBA_CACHE_DIR": folder}
-    found = results(Job(command, SECONDS, environment=ranks.environment() | own))
+    words = [str(Path(__file__).resolve()), "--rank", method]
+    found = run_ranks(words, Ranks(count), SECONDS, NUMBA_CACHE_DIR=folder)
     return [max(steps) for steps in zip(*found, strict=True)]
 
 

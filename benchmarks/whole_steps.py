@@ -20,10 +20,9 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from hvd_adaptive.tools.launch import Ranks, results, send_result
+from hvd_adaptive.tools.launch import Ranks, run_ranks, send_result
 from hvd_adaptive.tools.methods import parse
 from hvd_adaptive.tools.output import print_table
-from hvd_adaptive.tools.processes import Job
 
 CASES = ("500x2000", "2000x200", "5000x100", "conv")
 METHODS = ("float32", "float16", "ALQ(bits=3)", "ALQ(bits=3, tuning=Tuning(worker=False))")
@@ -82,10 +81,8 @@ def launched(plan: dict[str, Any], count: int) -> dict[str, Times]:
     Raises:
         RanksError: ranks failed.
     """
-    ranks = Ranks(count)
-    here = str(Path(__file__).resolve())
-    command = ranks.command([sys.executable, here, "--plan", json.dumps(plan)])
-    (found,) = results(Job(command, SECONDS, environment=ranks.environment() | CACHED))
+    words = [str(Path(__file__).resolve()), "--plan", json.dumps(plan)]
+    (found,) = run_ranks(words, Ranks(count), SECONDS, **CACHED)
     return found
 
 

@@ -104,27 +104,22 @@ class Ranks:
         return options + [word for name in exported for word in ("-x", name)]
 
 
-def run_ranks(module: str, argument: Any, ranks: Ranks, seconds: float) -> list[Any]:
-    """Run ``python -m module ARGUMENT`` (JSON) on each rank, and return the ranks' ``results``.
+def run_ranks(words: Sequence[str], ranks: Ranks, seconds: float, **variables: str) -> list[Any]:
+    """Run ``python WORDS`` on each rank, with these environment variables; wait for the ranks.
+
+    Returns:
+        What they have sent (``send_result``), in any order.
 
     Raises:
         RanksError: the launcher is missing, a rank fails, or ``seconds`` have passed.
     """
-    command = ranks.command([sys.executable, "-m", module, json.dumps(argument)])
-    return results(Job(command, seconds, environment=ranks.environment()))
-
-
-def results(job: Job) -> list[Any]:
-    """Wait for ranks, and return what they have sent (``send_result``), in any order.
-
-    Raises:
-        RanksError: a rank fails, or the job's seconds have passed.
-    """
+    command = ranks.command([sys.executable, *words])
+    job = Job(command, seconds, environment=ranks.environment() | variables)
     code = job.wait()
     if code != 0:
-        late = f"did not end within {job.seconds:.0f} s"
+        late = f"did not end within {seconds:.0f} s"
         how = late if code is None else f"ended with status {code}"
-        raise RanksError(f"{Path(job.command[0]).name} {how}", job.text())
+        raise RanksError(f"{Path(command[0]).name} {how}", job.text())
     # horovodrun writes "[1,0]<stdout>:" before each line.
     lines = (line.partition(MARK) for line in job.text().splitlines())
     return [json.loads(result) for _, mark, result in lines if mark]

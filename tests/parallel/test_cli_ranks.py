@@ -66,10 +66,10 @@ def test_constants_of_collectives(launcher):
 
 def test_ranks_that_fail_or_hang(monkeypatch):
     with pytest.raises(RanksError, match="ended with status") as failed:
-        run_ranks("no_such_module", None, Ranks(2), 60)
+        run_ranks(["-m", "no_such_module"], Ranks(2), 60)
     assert "No module named" in failed.value.output
     with pytest.raises(RanksError, match="did not end within"):
-        run_ranks("hvd_adaptive.tools.bench.worker", None, Ranks(2), 0.2)
+        run_ranks(["-m", "hvd_adaptive.tools.bench.worker"], Ranks(2), 0.2)
     monkeypatch.setattr(launch, "_found", lambda name: None)
     with pytest.raises(RanksError, match="mpirun was not found"):
-        run_ranks("hvd_adaptive.tools.bench.worker", None, Ranks(2), 1)
+        run_ranks(["-m", "hvd_adaptive.tools.bench.worker"], Ranks(2), 1)

@@ -92,12 +92,9 @@ def test_horovod(monkeypatch, seen, trouble, context, statuses, words):
     ids=["fine", "strangers", "error", "unequal", "two MPIs", "no mpi4py", "slots"],
 )
 def test_ranks(monkeypatch, told, statuses, words):
-    def run_ranks(module, argument, place, seconds):
-        assert (module, place.count, place.launcher) == (
-            "hvd_adaptive.tools.doctor.worker",
-            2,
-            "mpi",
-        )
+    def run_ranks(words, place, seconds):
+        assert words == ["-m", "hvd_adaptive.tools.doctor.worker"]
+        assert (place.count, place.launcher) == (2, "mpi")
         if isinstance(told, Exception):
             raise told
         return told

@@ -43,8 +43,8 @@ def ranks(monkeypatch, capsys):
     find."""
     ranks = SimpleNamespace(given=None, before=None, found=None)
 
-    def run_ranks(module, argument, two, seconds):
-        ranks.given, ranks.before = argument, capsys.readouterr().err
+    def run_ranks(words, two, seconds):
+        ranks.given, ranks.before = json.loads(words[-1]), capsys.readouterr().err
         if isinstance(ranks.found, Exception):
             raise ranks.found
         return [ranks.found]

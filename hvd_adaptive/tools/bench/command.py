@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import json
 from dataclasses import asdict
 from typing import Any
 
@@ -154,8 +155,8 @@ def run_exchange(arguments: argparse.Namespace) -> int:
     plan = size | {"steps": arguments.steps, "methods": methods}
     try:
         with output.errors().status("ranks are measuring"):
-            module = "hvd_adaptive.tools.bench.worker"
-            results = launch.run_ranks(module, plan, ranks, arguments.timeout)
+            words = ["-m", "hvd_adaptive.tools.bench.worker", json.dumps(plan)]
+            results = launch.run_ranks(words, ranks, arguments.timeout)
         if len(results) != 1:
             raise launch.RanksError(f"{len(results)} ranks sent figures, not the first rank alone")
     except launch.RanksError as error:

@@ -153,7 +153,8 @@ def check_ranks(context: Context) -> Iterator[Finding]:
 def _exchange(launcher: str, seconds: float) -> Iterator[Finding]:
     subject = {"mpi": "ranks, mpirun", "gloo": "ranks, horovodrun --gloo"}[launcher]
     try:
-        results = run_ranks("hvd_adaptive.tools.doctor.worker", "", Ranks(RANKS, launcher), seconds)
+        words = ["-m", "hvd_adaptive.tools.doctor.worker"]
+        results = run_ranks(words, Ranks(RANKS, launcher), seconds)
     except RanksError as error:
         last = [line.strip() for line in error.output.splitlines() if line.strip()][-6:]
         text = " | ".join([str(error), *last])

@@ -1,8 +1,8 @@
 """Run a step whose result is known, as one rank of the doctor's exchange.
 
-``python -m hvd_adaptive.tools.doctor.worker`` with a JSON value that is ignored. Each rank reports
-its number, the number of ranks, whether Horovod runs on MPI, the MPI libraries in its process, the
-one that mpi4py uses, and the relative error of the average, which is that of 8 bits.
+Each rank reports its number, the number of ranks, whether Horovod runs on MPI, the MPI libraries in
+its process, the one that mpi4py uses, and the relative error of the average, which is that of 8
+bits.
 """
 
 from __future__ import annotations

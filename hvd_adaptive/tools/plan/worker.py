@@ -30,7 +30,8 @@ def constants(texts: Sequence[str], ranks: int, launcher: str) -> Machine:
     Raises RanksError.
     """
     two, limit = launch.Ranks(2, launcher, tcp=True), 60.0 * (1 + len(texts))
-    (found,) = launch.run_ranks("hvd_adaptive.tools.plan.worker", [list(texts), ranks], two, limit)
+    words = ["-m", "hvd_adaptive.tools.plan.worker", json.dumps([list(texts), ranks])]
+    (found,) = launch.run_ranks(words, two, limit)
     codecs = tuple(Cost(**one) for one in found.pop("codecs"))
     return Machine(launcher, codecs=codecs, **found)
 
