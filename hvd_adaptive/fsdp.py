@@ -247,20 +247,15 @@ def _session(compressor: Any, modules: list[tuple[str, Any]], shards: bool) -> S
     known = {id(module) for _, module in modules}
     sharded = []
     for name, module in modules:
-        own = _own_parameters(module, known)
+        inner = [m for m in module.modules() if m is not module and id(m) in known]
+        theirs = {id(p) for m in inner for p in m.parameters()}
+        own = [p for p in module.parameters() if id(p) not in theirs]
         padding = sum(_padding(parameter, shards) for parameter in own)
         sharded.append(ShardedModule(name, sum(p.numel() for p in own), padding))
     compressor.parts.warn_of_idle_patterns([name for name, _ in modules])
     label = f"hvd_adaptive.fsdp{next(_numbers)}"
     compressor._training.connection = session = ShardedSession(compressor, sharded, label, shards)
     return session
-
-
-def _own_parameters(module: nn.Module, sharded: set[int]) -> list[nn.Parameter]:
-    """Return a module's parameters that no module in it has whose ``id`` is in ``sharded``."""
-    inner = [m for m in module.modules() if m is not module and id(m) in sharded]
-    theirs = {id(p) for m in inner for p in m.parameters()}
-    return [p for p in module.parameters() if id(p) not in theirs]
 
 
 def _padding(parameter: Any, everywhere: bool) -> float:

@@ -168,7 +168,9 @@ class Monitor:
         with self._lock:
             begin, source = time.perf_counter(), self._source(compressor)
             meter = compressor._training.meter
-            version = self._note_tables(source, compressor.parts, number)
+            for table in new_tables(compressor.parts, source.versions):
+                self._write(source, "table", {"step": number} | table)
+            version = max(codec.table_version for codec in compressor.parts.values())
             meter.count_non_finite()
             if source.means is None:
                 source.means = Means(None)
@@ -179,12 +181,6 @@ class Monitor:
             source.means.monitor_s += time.perf_counter() - begin
             if source.means.steps >= self._every:
                 self._record(source)
-
-    def _note_tables(self, source: _Source, parts: Mapping[str, Any], number: int) -> int:
-        """Write new tables; return the version of the part that was fitted most often."""
-        for table in new_tables(parts, source.versions):
-            self._write(source, "table", {"step": number} | table)
-        return max(codec.table_version for codec in parts.values())
 
     def _source(self, compressor: Any) -> _Source:
         if compressor not in self._sources:
