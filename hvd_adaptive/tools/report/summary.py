@@ -28,7 +28,7 @@ def describe(log: Log) -> dict[str, Any]:
     scheme, settings = parse_scheme(start["scheme"])
     facts = {name: start[name] for name in ("ranks", "rank", "host", "version", "torch")}
     amounts = ("coordinates", "wire_bytes", "payload_bytes", "uncompressed_bytes", *SECONDS)
-    means = {name: mean(steps, name) or 0.0 for name in amounts}
+    means: dict[str, Any] = {name: mean(steps, name) or 0.0 for name in amounts}
     means |= {name: mean(steps, name) for name in ("relative_error", "step_s", "blocked_s")}
     compared = next((start for start in reversed(log.starts) if start.get("stock")), None)
     since = float("inf") if compared is None else compared["time"]
