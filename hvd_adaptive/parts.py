@@ -39,22 +39,18 @@ class Parts(dict[str, Codec]):
         self._warned = False
         self.looks_for_zeros = True  # in the next step (run/rounded_zeros.py)
         self._by_tensor = self._settings.scope == "tensor"
-        patterns = self._settings.parameter_bits or {}
-        # Keywords that a pattern changes, None for full precision. The key None is for parameters
-        # that no pattern matches.
-        self._changes: dict[str | None, dict[str, int] | None] = {None: {}} | {
-            pattern: None if bits is None else {"bits": bits} for pattern, bits in patterns.items()
-        }
+        self._bits = dict(self._settings.parameter_bits or {})  # None for full precision
         # The names of tensors are not known yet, but bits that are not allowed fail now.
-        wanted = [c for c in self._changes.values() if c or (c == {} and self._by_tensor)]
-        made = {_label(changes): self._make(changes) for changes in wanted}
-        if not self._by_tensor:
+        made = {_label(bits): self._make(bits) for bits in self._bits.values() if bits is not None}
+        if self._by_tensor:
+            self._make(None)
+        else:
             self.update(made)
 
     @property
     def may_be_several(self) -> bool:
         """Return whether there can be parts besides the default one."""
-        return self._by_tensor or len(self._changes) > 1
+        return self._by_tensor or bool(self._bits)
 
     @property
     def others(self) -> dict[str, Codec]:
@@ -63,19 +59,20 @@ class Parts(dict[str, Codec]):
 
     def __missing__(self, label: str) -> Codec:
         """Make the codec of a part; raise ValueError if there is no such part."""
-        changes = self._changes[self._pattern(label)] if self._by_tensor else None
-        if changes is None:
+        if not self._by_tensor or self.label_of(label) is None:
             known = ", ".join(map(repr, self))
             raise ValueError(f"part {label!r}: must be one of {known}")
-        self[label] = made = self._make(changes)
+        pattern = self._pattern(label)
+        self[label] = made = self._make(None if pattern is None else self._bits[pattern])
         return made
 
     def label_of(self, name: str) -> str | None:
         """Return the label of a parameter's part, or None for full precision."""
-        changes = self._changes[self._pattern(name)]
-        if changes is None:
+        pattern = self._pattern(name)
+        bits = None if pattern is None else self._bits[pattern]
+        if pattern is not None and bits is None:
             return None
-        return name if self._by_tensor else _label(changes)
+        return name if self._by_tensor else _label(bits)
 
     def plainly_named(self, named: Sequence[tuple[str, Any]]) -> list[tuple[str, Any]]:
         """Return ``plain_names`` of (name, parameter) pairs, and warn of idle patterns."""
@@ -88,7 +85,7 @@ class Parts(dict[str, Codec]):
         """Warn, once, of patterns of ``parameter_bits`` that match none of these parameters."""
         names = list(names)
         used = {self._pattern(name) for name in names}
-        idle = [p for p in self._changes if p is not None and p not in used]
+        idle = [pattern for pattern in self._bits if pattern not in used]
         if idle and not self._warned:
             logger.warning(
                 "parameter_bits: %s",
@@ -141,13 +138,14 @@ class Parts(dict[str, Codec]):
 
     def _pattern(self, name: str) -> str | None:
         """Return the first pattern that matches, or None."""
-        return next((p for p in self._changes if p is not None and fnmatchcase(name, p)), None)
+        return next((pattern for pattern in self._bits if fnmatchcase(name, pattern)), None)
 
-    def _make(self, changes: Mapping[str, int]) -> Codec:
+    def _make(self, bits: int | None) -> Codec:
+        """Return a new codec with these bits, or the compressor's own if None."""
         try:
-            return self._make_codec(**changes)
+            return self._make_codec(**({} if bits is None else {"bits": bits}))
         except (TypeError, ValueError) as error:
-            keyword = "parameter_bits" if changes else "scope"
+            keyword = "scope" if bits is None else "parameter_bits"
             value = getattr(self._settings, keyword)
             raise ValueError(f"{keyword}={value!r}: {error}") from error
 
@@ -174,8 +172,8 @@ def plain_names(
     return [(name, parameter) for name, (_, parameter) in zip(names, named, strict=True)]
 
 
-def _label(changes: Mapping[str, int]) -> str:
-    return ",".join(f"{name}={value}" for name, value in changes.items())
+def _label(bits: int | None) -> str:
+    return "" if bits is None else f"bits={bits}"
 
 
 def _idle(pattern: str, names: Sequence[str]) -> str:
