@@ -70,7 +70,6 @@ def make_parser() -> argparse.ArgumentParser:
         default="auto",
         help="auto: a bar where stderr is a terminal, else lines",
     )
-    show.add_argument("--progress-file", type=Path, help="append a JSON line now and then")
     show.add_argument(
         "--monitor",
         type=Path,
@@ -92,11 +91,11 @@ def make_parser() -> argparse.ArgumentParser:
     demo.add_argument("--launcher", choices=("auto", "mpi", "gloo"), default="auto")
     demo.add_argument("--output-dir", type=Path, default=Path("runs"))
     demo.add_argument(
-        "--stall-timeout",
+        "--timeout",
         type=float,
-        default=90,
+        default=1800,
         metavar="SECONDS",
-        help="without any progress until ranks are killed (90)",
+        help="of a method, until its ranks are killed (1800)",
     )
     return parser
 
@@ -170,7 +169,7 @@ def train(
     steps = len(loader) * args.epochs
     interval = args.test_interval or len(loader)
     traffic = Traffic(compression, model)
-    progress = Progress(args, seed, steps)
+    progress = Progress(args, steps)
     curve, losses, seconds, step = [], [], 0.0, 0
     for epoch in range(args.epochs):
         model.train()

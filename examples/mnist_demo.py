@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import argparse
 import json
-import math
 import signal
-import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -21,7 +19,6 @@ from compression import OPTIONS, STOCK, make_compression
 from lenet import LeNet
 from plots import draw
 from rich.console import Console
-from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 from scipy import stats
 
@@ -57,11 +54,10 @@ def compare(args: argparse.Namespace) -> int:
     status = 0
     try:
         compile_kernels(args, console)
-        launcher = Launcher(args)
         if args.demo:
-            status |= demo(args, launcher, console)
+            status |= demo(args, console)
         if args.paired_seeds:
-            status |= paired_seeds(args, launcher, console)
+            status |= paired_seeds(args, console)
     except (RanksError, TypeError, ValueError) as error:
         console.print(f"[bold red]failed:[/] {error}", highlight=False, soft_wrap=True)
         return 1
@@ -101,10 +97,10 @@ def methods(args: argparse.Namespace) -> list[Method]:
     return found
 
 
-def demo(args: argparse.Namespace, launcher: Launcher, console: Console) -> int:
+def demo(args: argparse.Namespace, console: Console) -> int:
     """Train with every method, show what each sent and how good it is."""
     compared = methods(args)
-    launcher.run_all(compared, console)
+    run_all(args, compared, console)
     for table in (traffic_table(compared, args.ranks), *level_tables(compared)):
         console.print(table)
     picture = args.output_dir / "mnist_demo.png"
@@ -185,10 +181,10 @@ def levels_text(levels: list[float]) -> str:
     return "  ".join(zero + magnitudes)
 
 
-def paired_seeds(args: argparse.Namespace, launcher: Launcher, console: Console) -> int:
+def paired_seeds(args: argparse.Namespace, console: Console) -> int:
     """Train float32 and the named method with the same seeds; show what the accuracies say."""
     first, *_, last = methods(args)
-    launcher.run_all([first, last], console, repeats=args.paired_seeds)
+    run_all(args, [first, last], console, repeats=args.paired_seeds)
     accuracies = np.array([[100 * run["accuracy"] for run in m.runs] for m in (first, last)])
     table = Table(title=f"Test accuracy in %, {args.paired_seeds} paired seeds, {args.ranks} ranks")
     for heading in ("seed", first.label, last.label, "difference"):
@@ -216,106 +212,40 @@ def paired_seeds(args: argparse.Namespace, launcher: Launcher, console: Console)
     return 0
 
 
-class Launcher:
-    """Starts mnist.py on several ranks of this machine and watches it."""
+def run_all(
+    args: argparse.Namespace, compared: list[Method], console: Console, repeats: int = 1
+) -> None:
+    """Train with each method in turn on ranks of this machine, and keep the results."""
+    args.output_dir.mkdir(parents=True, exist_ok=True)
+    kind = args.launcher
+    if kind == "auto":
+        # Over MPI the level tables travel by mpi4py, so it is the better one to show.
+        kind = "mpi" if hvd.mpi_built() and "mpi" in available() else "gloo"
+    ranks = Ranks(args.ranks, kind)
+    for method in compared:
+        begin = time.monotonic()
+        with console.status(f"{method.label}: {args.ranks} ranks are training"):
+            method.runs = run(args, ranks, method, repeats)["runs"]
+        steps, seconds = repeats * method.runs[0]["steps"], time.monotonic() - begin
+        console.print(f"{method.label}: {steps} steps, {seconds:.0f} s with start-up")
 
-    def __init__(self, args: argparse.Namespace) -> None:
-        self.args = args
-        kind = args.launcher
-        if kind == "auto":
-            # Over MPI the level tables travel by mpi4py, so it is the better one to show.
-            kind = "mpi" if hvd.mpi_built() and "mpi" in available() else "gloo"
-        self.ranks = Ranks(args.ranks, kind)
 
-    def run_all(self, compared: list[Method], console: Console, repeats: int = 1) -> None:
-        """Train with each method in turn, under a progress bar, and keep the results."""
-        self.args.output_dir.mkdir(parents=True, exist_ok=True)
-        columns = (
-            TextColumn("{task.description:<16}"),
-            BarColumn(),
-            TimeElapsedColumn(),
-            TextColumn("{task.fields[told]}"),
-        )
-        # A bar needs a terminal; elsewhere a line tells of each method.
-        with Progress(*columns, console=console, disable=not console.is_terminal) as bars:
-            tasks = [bars.add_task(m.label, total=1, start=False, told="") for m in compared]
-            for method, task in zip(compared, tasks, strict=True):
-                begin = time.monotonic()
-                bars.start_task(task)
-                bars.update(task, told=f"starting {self.args.ranks} ranks")
-
-                def show(line: dict[str, Any], task: Any = task) -> None:
-                    total = repeats * line["steps"]
-                    done = line["run"] * line["steps"] + line["step"]
-                    accuracy = line["accuracy"]
-                    tested = "" if accuracy is None else f", accuracy {accuracy:.1%}"
-                    told = f"{done}/{total} steps{tested}"
-                    bars.update(task, total=total, completed=done, told=told)
-
-                method.runs = self.run(method, repeats, show)["runs"]
-                bars.stop_task(task)
-                if bars.disable:
-                    steps = repeats * method.runs[0]["steps"]
-                    seconds = time.monotonic() - begin
-                    console.print(f"{method.label}: {steps} steps, {seconds:.0f} s with start-up")
-
-    def run(
-        self, method: Method, repeats: int, show: Callable[[dict[str, Any]], None]
-    ) -> dict[str, Any]:
-        """Train with a method; ``show`` gets its progress. RanksError where ranks fail or hang."""
-        stem = self.args.output_dir.resolve() / f"mnist_{method.compression}"
-        results, log, progress = (stem.with_suffix(s) for s in (".json", ".log", ".progress"))
-        results.unlink(missing_ok=True)
-        progress.write_text("")
-        command = [
-            sys.executable,
-            str(SCRIPT),
-            "--no-cuda",
-            "--repeats",
-            str(repeats),
-            "--compression",
-            method.compression,
-            *method.options,
-            "--json",
-            str(results),
-            "--progress-file",
-            str(progress),
-        ]
-        for name in FORWARDED:
-            command += [f"--{name.replace('_', '-')}", str(getattr(self.args, name))]
-        environment = self.ranks.environment() | {"OMP_NUM_THREADS": "1"}
-        job = Job(self.ranks.command(command), math.inf, environment=environment, output=log)
-        try:
-            hung = not self._watch(job.process, progress, show)
-        finally:
-            job.end()
-        progress.unlink()
-        if hung:
-            reason = f"no progress for {self.args.stall_timeout:g} s, so its ranks were killed"
-        elif job.process.returncode:
-            reason = f"exit status {job.process.returncode}"
-        elif not results.exists():
-            reason = "no results were written"
-        else:
-            return json.loads(results.read_text())
-        tail = "\n".join(job.text().splitlines()[-30:])
-        raise RanksError(f"{method.label}: {reason}. The end of {log}:\n{tail}")
-
-    def _watch(
-        self, process: subprocess.Popen, progress: Path, show: Callable[[dict[str, Any]], None]
-    ) -> bool:
-        """Follow the progress file until the process ends; False where nothing moves for long."""
-        moved = time.monotonic()
-        with progress.open() as file:
-            while process.poll() is None:
-                # The last line may still be in the making.
-                lines = [line for line in file.readlines() if line.endswith("\n")]
-                if lines:
-                    moved = time.monotonic()
-                    show(json.loads(lines[-1]))
-                elif time.monotonic() - moved > self.args.stall_timeout:
-                    return False
-                time.sleep(0.1)
-            for line in file.readlines()[-1:]:
-                show(json.loads(line))
-        return True
+def run(args: argparse.Namespace, ranks: Ranks, method: Method, repeats: int) -> dict[str, Any]:
+    """Train with a method. RanksError where ranks fail or hang."""
+    stem = args.output_dir.resolve() / f"mnist_{method.compression}"
+    results, log = stem.with_suffix(".json"), stem.with_suffix(".log")
+    results.unlink(missing_ok=True)
+    command = [sys.executable, str(SCRIPT), "--no-cuda", "--repeats", str(repeats)]
+    command += ["--compression", method.compression, *method.options, "--json", str(results)]
+    for name in FORWARDED:
+        command += [f"--{name.replace('_', '-')}", str(getattr(args, name))]
+    environment = ranks.environment() | {"OMP_NUM_THREADS": "1"}
+    job = Job(ranks.command(command), args.timeout, environment=environment, output=log)
+    status = job.wait()
+    if status == 0 and results.exists():
+        return json.loads(results.read_text())
+    reason = f"exit status {status}" if status else "no results were written"
+    if status is None:
+        reason = f"did not end within {args.timeout:g} s, so its ranks were killed"
+    tail = "\n".join(job.text().splitlines()[-30:])
+    raise RanksError(f"{method.label}: {reason}. The end of {log}:\n{tail}")

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import argparse
-import json
 import sys
-import time
 from typing import Any
 
 import horovod.torch as hvd
@@ -13,11 +11,10 @@ from tqdm import tqdm
 
 
 class Progress:
-    """Tells how far training is, on rank 0: a bar, lines, and lines in a file for --demo."""
+    """Tells how far training is, on rank 0: a bar, or lines."""
 
-    def __init__(self, args: argparse.Namespace, seed: int, steps: int) -> None:
-        self.args, self.seed, self.steps = args, seed, steps
-        self.first, self.told = hvd.rank() == 0, 0.0
+    def __init__(self, args: argparse.Namespace, steps: int) -> None:
+        self.args, self.steps, self.first = args, steps, hvd.rank() == 0
         terminal = sys.stderr.isatty()
         bar = args.progress == "bar" or (args.progress == "auto" and terminal)
         self.lines = self.first and not bar and args.progress != "none"
@@ -34,12 +31,6 @@ class Progress:
             if self.lines:
                 told = "" if accuracy is None else f"\tAccuracy: {100 * accuracy:.2f}%"
                 print(f"Train Step: {step}/{self.steps}\tLoss: {loss:.6f}{told}", flush=True)
-        now = time.monotonic()
-        if self.args.progress_file and (now > self.told + 0.2 or step == self.steps):
-            self.told = now
-            line = {"run": self.seed - self.args.seed, "step": step, "accuracy": accuracy}
-            with self.args.progress_file.open("a") as file:
-                file.write(json.dumps(line | {"steps": self.steps}) + "\n")
 
     def close(self) -> None:
         """Training is over."""

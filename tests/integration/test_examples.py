@@ -88,7 +88,6 @@ def test_demo(tmp_path: Path) -> None:
     picture = tmp_path / "out/mnist_demo.png"
     assert min(png_size(picture)) >= 400
     assert picture.stat().st_size > 20_000
-    assert not list((tmp_path / "out").glob("*.progress"))
 
 
 def test_the_demos_bytes_are_those_of_the_page(tmp_path: Path) -> None:
@@ -145,12 +144,12 @@ def test_demo_defaults_are_those_that_the_scheme_has() -> None:
 
 
 def test_demo_kills_ranks_that_hang(tmp_path: Path) -> None:
-    """Ranks without progress are killed, the message says so, and none is left."""
-    command = [sys.executable, str(MNIST), *["--demo", "--ranks", "2", "--stall-timeout", "0.5"]]
+    """Ranks that take too long are killed, the message says so, and none is left."""
+    command = [sys.executable, str(MNIST), *["--demo", "--ranks", "2", "--timeout", "0.5"]]
     command += ["--output-dir", str(tmp_path)]
     done = run(command, tmp_path, 60)
     assert done.returncode == 1, done.stdout
-    assert "Horovod float32: no progress for 0.5 s, so its ranks were killed" in done.stdout
+    assert "Horovod float32: did not end within 0.5 s, so its ranks were killed" in done.stdout
     end = time.monotonic() + 30
     while left := [command for command in commands() if any(str(tmp_path) in w for w in command)]:
         assert time.monotonic() < end, left
