@@ -172,12 +172,6 @@ class StepMeter:
         self.current = StepFigures(peak_bytes=self._total)
         self._groups, self._finite, self.squares = {}, {}, []
 
-    @property
-    def relative_error(self) -> float:
-        """Return the relative squared error of the last step; see ``report``."""
-        last = self.last or StepFigures()
-        return last.squared_error / last.squared_norm if last.squared_norm else float("nan")
-
     def report(self) -> dict[str, float]:
         """Return the figures of the last step, zeros before the first one, that
         ``GradientCompressor.report`` describes.
@@ -190,12 +184,13 @@ class StepMeter:
         """
         self.count_non_finite()
         last = self.last or StepFigures()
+        norm = last.squared_norm
         sizes = ("coordinates", "payload_bytes", "wire_bytes", "uncompressed_bytes", "peak_bytes")
         bits = 8 * last.payload_bytes / last.coordinates if last.coordinates else 0.0
         return {
             **{name: getattr(last, name) for name in (*sizes, *SECONDS)},
             "bits_per_coordinate": bits,
-            "relative_error": self.relative_error,
+            "relative_error": last.squared_error / norm if norm else math.nan,
             "non_finite": last.non_finite,
         }
 
