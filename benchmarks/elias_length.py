@@ -20,12 +20,11 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from rich.console import Console
-from rich.table import Table
 
 from hvd_adaptive import NUQSGD, QSGD, kernels, theory
 from hvd_adaptive.coding.header import SIZE
 from hvd_adaptive.compressor import GradientCompressor
+from hvd_adaptive.tools.output import print_table
 
 EXAMPLES = Path(__file__).parents[1] / "examples"
 STEPS = (0, 50, 200)
@@ -156,13 +155,7 @@ def main() -> None:
         for cells in rows:
             print("| " + " | ".join(cells) + " |")
         return
-    table = Table(title="bits of one vector")
-    for place, column in enumerate(COLUMNS):
-        table.add_column(column, justify="left" if place < 2 else "right", no_wrap=True)
-    for cells in rows:
-        table.add_row(*cells)
-    console = Console()
-    (console if console.is_terminal else Console(width=120)).print(table)
+    print_table(COLUMNS, rows, texts=2, title="bits of one vector")
 
 
 if __name__ == "__main__":

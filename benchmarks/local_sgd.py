@@ -28,14 +28,12 @@ import torch.multiprocessing as mp
 from laboratory.curves import half
 from laboratory.files import write_json
 from laboratory.tasks import TASKS
-from rich.console import Console
-from rich.table import Table
 from torch.nn.parallel import DistributedDataParallel
 from tqdm import tqdm
 
 from hvd_adaptive import ALQ, EDEN, LocalSGD
 from hvd_adaptive.ddp import CompressionState, compression_hook
-from hvd_adaptive.tools.output import script_parser, whole
+from hvd_adaptive.tools.output import print_table, script_parser, whole
 
 RANKS, EVERY, TASK = 2, 7, TASKS["characters"]
 LOCAL = "LocalSGD"
@@ -108,14 +106,11 @@ def _read(file: str) -> dict[str, list[float]]:
 
 def show(found: dict[str, list[float]], args: argparse.Namespace) -> None:
     """Print a row for each method."""
-    table = Table(title=f"{args.steps} steps, {args.seeds} seeds, {RANKS} ranks")
-    for column in ("method", "bits a coordinate and step", TASK.quality, f"minus {LOCAL}"):
-        table.add_column(column)
 
     def values(method: str, part: int) -> list[float]:
         return [found[f"{method}/{seed}/{args.steps}"][part] for seed in range(args.seeds)]
 
-    base = values(LOCAL, 0)
+    base, rows = values(LOCAL, 0), []
     for method, label in METHODS.items():
         own = values(method, 0)
         differences = [a - b for a, b in zip(own, base, strict=True)]
@@ -124,8 +119,9 @@ def show(found: dict[str, list[float]], args: argparse.Namespace) -> None:
             mean, width = statistics.fmean(differences), half(differences)
             cells = f"{mean:+.3f} ({mean - width:+.3f} to {mean + width:+.3f})"
         sent = statistics.fmean(values(method, 1))
-        table.add_row(label, f"{sent:.2f}", f"{statistics.fmean(own):.3f}", cells)
-    Console(width=max(110, Console().width)).print(table)
+        rows.append((label, f"{sent:.2f}", f"{statistics.fmean(own):.3f}", cells))
+    headings = ("method", "bits a coordinate and step", TASK.quality, f"minus {LOCAL}")
+    print_table(headings, rows, title=f"{args.steps} steps, {args.seeds} seeds, {RANKS} ranks")
 
 
 def main() -> int:

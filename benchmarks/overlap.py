@@ -22,11 +22,9 @@ from laboratory.launch import check_programs
 from laboratory.measure import Result, Settings, measure
 from laboratory.methods import NOTHING
 from laboratory.shapes import SIZES
-from rich.console import Console
-from rich.table import Table
 from tqdm import tqdm
 
-from hvd_adaptive.tools.output import script_parser, whole
+from hvd_adaptive.tools.output import print_table, script_parser, whole
 
 METHODS = (
     "ddp/nothing",
@@ -91,25 +89,22 @@ def measured(model: str, count: int, args: argparse.Namespace, bar: tqdm) -> dic
     return found
 
 
-def show(console: Console, model: str, count: int, args: argparse.Namespace, found: dict) -> None:
+def show(model: str, count: int, args: argparse.Namespace, found: dict) -> None:
     """Print the figures of one model on ``hosts`` hosts."""
-    table = Table(title=f"{model}, {count} hosts at {args.rate}, seconds")
-    for name in COLUMNS:
-        table.add_column(name, justify="left" if name == "method" else "right", overflow="fold")
+    rows: list[tuple[str, ...]] = []
     for label, row in found.items():
         if isinstance(row, str):
-            table.add_row(label, row)
+            rows.append((label, row))
             continue
         seconds = [f"{row[name]:.3f}" for name in COLUMNS[1:4]]
         hidden = "" if label.endswith(NOTHING) else f"{row['hidden']:.0%}"
-        table.add_row(label, *seconds, f"{row['both / larger']:.2f}", hidden)
-    console.print(table, markup=False)
+        rows.append((label, *seconds, f"{row['both / larger']:.2f}", hidden))
+    print_table(COLUMNS, rows, title=f"{model}, {count} hosts at {args.rate}, seconds")
 
 
 def main() -> int:
     """Measure and print; 2 if the hosts cannot be built."""
     args = arguments()
-    console = Console(width=None if sys.stdout.isatty() else 120)
     backends = {method.backend for method in asked.parse(args.methods)}
     launches = 2 * args.rounds * len(backends) * len(args.models) * len(args.hosts)
     rows = []
@@ -119,7 +114,7 @@ def main() -> int:
             for model in args.models:
                 for count in args.hosts:
                     found = measured(model, count, args, bar)
-                    show(console, model, count, args, found)
+                    show(model, count, args, found)
                     rows.append({"model": model, "hosts": count, "methods": found})
     except (LaboratoryError, ValueError) as error:
         print(f"overlap.py: {error}", file=sys.stderr)

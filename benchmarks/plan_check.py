@@ -24,11 +24,10 @@ from laboratory.kept import measured
 from laboratory.launch import check_programs
 from laboratory.measure import Settings
 from laboratory.shapes import SIZES
-from rich.table import Table
 
 from hvd_adaptive.tools.launch import LAUNCHERS, RanksError, hints
 from hvd_adaptive.tools.methods import read
-from hvd_adaptive.tools.output import console, script_parser, whole
+from hvd_adaptive.tools.output import console, print_table, script_parser, whole
 from hvd_adaptive.tools.plan import worker
 from hvd_adaptive.tools.plan.model import Forecast, Job, Machine, predict
 
@@ -160,14 +159,12 @@ def within(row: dict[str, Any]) -> bool:
 
 def show(rows: list[dict[str, Any]]) -> None:
     """As a table, and how many are within the target."""
-    table = Table(caption="ms of a step; wire, codec and calls: the prediction's parts")
-    for column in ("hosts", "rate", "method"):
-        table.add_column(column)
-    for column in ("predicted", "measured", "ratio", "wire", "codec, calls", "sent / predicted"):
-        table.add_column(column, justify="right")
+    headings = ["hosts", "rate", "method", "predicted", "measured", "ratio", "wire"]
+    headings += ["codec, calls", "sent / predicted"]
+    lines = []
     for row in rows:
         seconds, told = row["measured"], row["predicted_sent"]
-        table.add_row(
+        line = (
             str(row["hosts"]),
             row["rate"],
             row["method"],
@@ -176,9 +173,11 @@ def show(rows: list[dict[str, Any]]) -> None:
             f"{row['predicted'] / seconds:.2f}" if seconds else "-",
             *(f"{1e3 * row[name]:.1f}" for name in ("wire_s", "processor_s")),
             f"{row['sent'] / told:.2f}" if row["sent"] and told else "-",
-            style=None if within(row) else "red",
         )
-    console().print(table)
+        lines.append(line)
+    styles = [None if within(row) else "red" for row in rows]
+    caption = "ms of a step; wire, codec and calls: the prediction's parts"
+    print_table(headings, lines, texts=3, styles=styles, caption=caption)
     console().print(f"{sum(map(within, rows))} of {len(rows)} within a factor of {TARGET}")
 
 

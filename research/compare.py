@@ -35,7 +35,6 @@ from compare_studies import (
     trajectories,
 )
 from compare_tasks import TASKS, cached_data
-from rich.console import Console
 from tqdm import tqdm
 
 from hvd_adaptive.tools.output import script_parser, whole
@@ -130,8 +129,7 @@ def main() -> int | str:
 
     from compare_page import print_tables, write_page
 
-    # A table needs more than the 80 columns that rich assumes where there is no terminal.
-    print_tables(args, outcomes, Console() if sys.stdout.isatty() else Console(width=120))
+    print_tables(args, outcomes)
     if args.figures:
         from compare_draw import draw_figures
 

@@ -29,20 +29,17 @@ from compare_studies import (
 from compare_sweep_claims import check_sweeps
 from compare_tables import HEADINGS, markdown, rows_of
 from compare_tasks import TASKS
-from rich.console import Console
-from rich.table import Table
 from verdicts import Claim
 
+from hvd_adaptive.tools.output import print_table
 
-def print_tables(args: argparse.Namespace, outcomes: list[Outcome], console: Console) -> None:
+
+def print_tables(args: argparse.Namespace, outcomes: list[Outcome]) -> None:
     """What the main runs came to."""
     for task in args.task:
-        table = Table(title=f"{TASKS[task].title}: {_setting(args)}, {args.seeds} seeds")
-        for number, heading in enumerate(HEADINGS):
-            table.add_column(heading, justify="right" if number else "left")
-        for row in rows_of(scores_of(args, outcomes, task)):
-            table.add_row(*row)
-        console.print(table)
+        rows = rows_of(scores_of(args, outcomes, task))
+        title = f"{TASKS[task].title}: {_setting(args)}, {args.seeds} seeds"
+        print_table(HEADINGS, rows, title=title)
 
 
 def _setting(args: argparse.Namespace) -> str:

@@ -22,7 +22,6 @@ import matplotlib.pyplot as plt
 import torch
 from rich.console import Console
 from rich.progress import track
-from rich.table import Table
 from sklearn.datasets import load_breast_cancer
 
 from hvd_adaptive.optim import (
@@ -33,6 +32,7 @@ from hvd_adaptive.optim import (
     Portion,
     theorem_parameters,
 )
+from hvd_adaptive.tools.output import print_table
 
 MEASURED, BOUND, PACKED = "#1f6fb4", "#d1762b", "#555555"
 
@@ -136,15 +136,14 @@ def report(run: QSVRG, epochs: list[Epoch]) -> None:
         f"QSVRG, {run.ranks.size} ranks, n = {n}, s = {run.intervals}, η = {run.lr:.4g}, "
         f"T = {run.iterations}"
     )
-    table = Table(title=title)
-    for column in ("epoch", "f(y) - f(x*)", "0.9^p bound", "bits, Elias", "bits, bound"):
-        table.add_column(column, justify="right")
+    rows = []
     for p, epoch in enumerate(epochs):
         sent = ("", "") if epoch.bits is None else (epoch.bits.coded, round(epoch.bits.theorem))
         numbers = (f"{value:,}" if value != "" else "" for value in sent)
-        table.add_row(str(p), f"{epoch.excess:.3e}", f"{0.9**p * epochs[0].excess:.3e}", *numbers)
+        rows.append((str(p), f"{epoch.excess:.3e}", f"{0.9**p * epochs[0].excess:.3e}", *numbers))
+    headings = ("epoch", "f(y) - f(x*)", "0.9^p bound", "bits, Elias", "bits, bound")
+    print_table(headings, rows, title=title)
     console = Console(width=100)
-    console.print(table)
     per_update = (bits.coded - 64 * n) / run.iterations - 32
     console.print(
         f"An update's level numbers took {per_update / n:.2f} bits a coordinate by Elias's code "
