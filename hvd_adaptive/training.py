@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from hvd_adaptive import states
-from hvd_adaptive.adapt.updates import ScheduledUpdates, Updates
+from hvd_adaptive.adapt.updates import Updates
 from hvd_adaptive.connection import Connection
 from hvd_adaptive.feedback import Residuals, check_residuals
 from hvd_adaptive.instances import Instance
@@ -40,11 +40,9 @@ class Training:
 
     def __init__(self, parts: Parts) -> None:
         codec = parts.default
-        weight, adaptation = codec.settings.error_feedback, codec.adaptation
+        weight = codec.settings.error_feedback
         self._scaler = codec.settings.grad_scaler
         self.updates = Updates(parts)
-        if adaptation is not None:
-            self.updates = ScheduledUpdates(parts, adaptation.update_steps)
         self.meter = StepMeter()
         self.residuals = None if weight is None else Residuals(weight, self._scaler)
         self.instance = Instance()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import logging
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -114,16 +114,36 @@ NOTHING = Due(False, False, False)
 
 
 class Updates:
-    """Updates of a scheme that is never fitted: there are none. ``codecs`` has each part's by
-    label.
+    """Updates of the tables of a scheme's codecs. A scheme that is never fitted has none.
+
+    Args:
+        codecs: Each part's codec by label. Those of a fitted scheme implement
+            ``codec.codec.FittedCodec``.
     """
 
     def __init__(self, codecs: Mapping[str, Any]) -> None:
         self._codecs = codecs
+        adaptation = codecs[""].adaptation
+        self._has_state = adaptation is not None
+        self.schedule = UpdateSchedule(() if adaptation is None else adaptation.update_steps)
+        # New second stages are fitted regardless of the schedule.
+        self._second_schedule = UpdateSchedule(())
+        self._quiet = range(0)  # steps at which nothing is planned
+        self._window = SampleWindow()
+        self._warn_kept, self._warn_lost = WarnOnce(logger), WarnOnce(logger)
 
     def at(self, step: int) -> Due:
         """Return what is due at ``step``. Wrong ``update_steps`` raise here."""
-        return NOTHING
+        if not self._codecs[""].is_fitted:
+            return NOTHING
+        is_requested = self.schedule.retry_at is not None
+        is_requested = is_requested or self._second_schedule.retry_at is not None
+        if step in self._quiet and not is_requested:
+            return NOTHING
+        precedes, first = self.schedule.precedes_fit(step), self.schedule.is_due(step)
+        second = self._second_schedule.retry_at == step  # nothing is planned
+        self._quiet = self.schedule.quiet_from(step)
+        return Due(first, second, precedes or first or second)
 
     def due(self, step: int) -> bool:
         """Return whether tables are refitted at ``step``."""
@@ -138,6 +158,10 @@ class Updates:
         """Make the second stages of parts before ``step``, at which new tables are fitted."""
         for label in labels:
             self._codecs[label].second_stage(ranks)
+        for second in self._seconds(labels).values():
+            if second.table_version == 0 and not second.fit_requested:
+                second.fit_requested = True
+                self._second_schedule.request(step)
 
     def run(
         self,
@@ -156,69 +180,6 @@ class Updates:
             parts: Labels of the parts.
             worker: The rank, if this process simulates several.
         """
-
-    def load_from(self, old: Any, keep: bool, step: int) -> None:
-        """Continue the schedule of ``old``, whose compressor had other settings. If not ``keep``,
-        because something that tables are fitted to has changed, they are fitted at ``step``, the
-        next one.
-        """
-
-    def state_dict(self) -> dict[str, Any]:
-        """Return the pending updates."""
-        return {}
-
-    def check_state(self, state: Mapping[str, Any]) -> None:
-        """Raise ValueError unless ``load_state`` can load ``state``."""
-
-    def load_state(self, state: Mapping[str, Any]) -> None:
-        """Load what ``state_dict`` returned, after ``check_state`` and the codecs' tables."""
-
-
-class ScheduledUpdates(Updates):
-    """Updates of a scheme that is fitted to gradients: its codecs implement
-    ``codec.codec.FittedCodec``.
-    """
-
-    def __init__(
-        self, codecs: Mapping[str, Any], steps: Iterable[int] | Callable[[int], bool] | None
-    ) -> None:
-        super().__init__(codecs)
-        self.schedule = UpdateSchedule(steps)
-        # New second stages are fitted regardless of the schedule.
-        self._second_schedule = UpdateSchedule(())
-        self._quiet = range(0)  # steps at which nothing is planned
-        self._window = SampleWindow()
-        self._warn_kept, self._warn_lost = WarnOnce(logger), WarnOnce(logger)
-
-    def at(self, step: int) -> Due:
-        is_requested = self.schedule.retry_at is not None
-        is_requested = is_requested or self._second_schedule.retry_at is not None
-        if step in self._quiet and not is_requested:
-            return NOTHING
-        precedes = self._precedes_fit(step)
-        first = self._codecs[""].is_fitted and self.schedule.is_due(step)
-        second = self._second_schedule.retry_at == step  # nothing is planned
-        self._quiet = self.schedule.quiet_from(step)
-        return Due(first, second, precedes or first or second)
-
-    def _precedes_fit(self, step: int) -> bool:
-        return self._codecs[""].is_fitted and self.schedule.precedes_fit(step)
-
-    def prepare_second_stages(self, ranks: int, labels: Sequence[str], step: int) -> None:
-        super().prepare_second_stages(ranks, labels, step)
-        for second in self._seconds(labels).values():
-            if second.table_version == 0 and not second.fit_requested:
-                second.fit_requested = True
-                self._second_schedule.request(step)
-
-    def run(
-        self,
-        step: int,
-        samples: Callable[[int, str], list[torch.Tensor]],
-        sync: Callable,
-        parts: Sequence[str] = ("",),
-        worker: int = 0,
-    ) -> None:
         codecs = {label: self._codecs[label] for label in parts}
         own = {
             label: codec.collect(samples(codec.adaptation.samples, label))
@@ -228,7 +189,7 @@ class ScheduledUpdates(Updates):
         due = self.at(step)
         if due.first or due.second:
             self._fit(step, codecs, own, sync, worker, alone=not due.first)
-        if not self._precedes_fit(step):
+        if not self.schedule.precedes_fit(step):
             self._window.clear()
 
     def _fit(
@@ -259,7 +220,11 @@ class ScheduledUpdates(Updates):
         if not alone:
             self.schedule.done(step, complete)
 
-    def load_from(self, old: ScheduledUpdates, keep: bool, step: int) -> None:
+    def load_from(self, old: Updates, keep: bool, step: int) -> None:
+        """Continue the schedule of ``old``, whose compressor had other settings. If not ``keep``,
+        because something that tables are fitted to has changed, they are fitted at ``step``, the
+        next one.
+        """
         self.schedule.go_on(old.schedule)
         if keep:
             self._second_schedule = old._second_schedule
@@ -267,18 +232,27 @@ class ScheduledUpdates(Updates):
             self.schedule.request(step)
 
     def state_dict(self) -> dict[str, Any]:
+        """Return the pending updates; {} if the scheme is never fitted."""
+        if not self._has_state:
+            return {}
         state = {"schedule": self.schedule.state_dict()} | self._window.state_dict()
         if self._seconds(list(self._codecs)):
             state["second_schedule"] = self._second_schedule.state_dict()
         return state
 
     def check_state(self, state: Mapping[str, Any]) -> None:
+        """Raise ValueError unless ``load_state`` can load ``state``."""
+        if not self._has_state:
+            return
         UpdateSchedule.checked(states.entry(state, "schedule"))
         if "second_schedule" in state:
             UpdateSchedule.checked(state["second_schedule"])
         self._loaded_window(state)
 
     def load_state(self, state: Mapping[str, Any]) -> None:
+        """Load what ``state_dict`` returned, after ``check_state`` and the codecs' tables."""
+        if not self._has_state:
+            return
         self.schedule.load_state_dict(state["schedule"])
         self._window = self._loaded_window(state)
         self._second_schedule = UpdateSchedule(())

@@ -35,9 +35,11 @@ class Codec(Quantizer):
     Attributes:
         payloads: What encodes and decodes payloads of this quantiser.
         adaptation: How the codec is fitted to gradients (adapt/statistics.py); None if it never is.
+        is_fitted: Whether a fit changes anything.
     """
 
     adaptation: Any = None
+    is_fitted = False
 
     def __init__(self, settings: Settings) -> None:
         super().__init__(settings)
@@ -106,7 +108,6 @@ class FittedCodec(Codec):
 
     Attributes:
         adaptation: Statistics and schedule.
-        is_fitted: Whether a fit changes anything.
         norm: Norm by which buckets are divided: "l2" or "linf".
     """
 

@@ -13,9 +13,8 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from hvd_adaptive.coding.prefix_code import FLOOR, PrefixCode
-from hvd_adaptive.levels.distributions import Array, Distribution
+from hvd_adaptive.levels.distributions import LOG_EDGES, Array, Distribution, Histogram
 from hvd_adaptive.levels.dithered import dithered_probabilities, dithered_tail
-from hvd_adaptive.levels.histogram import LOG_EDGES, Histogram
 from hvd_adaptive.levels.objective import entropy_bits
 
 # Range of steps in root mean squares. Below it, an int16 could not hold the integers of a bucket of

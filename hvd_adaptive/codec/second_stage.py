@@ -64,8 +64,9 @@ MOST_RANKS, DRAWS = 8, 4
 APART = 1237
 LEAST_COORDINATES, MOST_COORDINATES = 1 << 14, 1 << 16
 
-_chosen: dict[tuple[str, int], int] = {}
-_looked_at: set[tuple[str, int]] = set()
+# By name and settings of the first stage, and ranks.
+_chosen: dict[tuple[str, str, int], int] = {}
+_looked_at: set[tuple[str, str, int]] = set()
 
 
 @dataclass(frozen=True)
@@ -109,7 +110,7 @@ def default_bits(codec: Quantizer, ranks: int) -> int:
 
     The result is at most 8, or 32 if the first stage is lossless. It is the same on every rank.
     """
-    known = repr(codec), ranks
+    known = codec.name, codec.described, ranks
     if known not in _chosen:
         _chosen[known] = _choose(codec, ranks)
     return _chosen[known]
@@ -134,7 +135,7 @@ def warn_of_averages(codec: Quantizer, ranks: int, nodes: bool = False) -> None:
     """Warn once if the default bits add a notable error to averages of ``ranks`` ranks, or nodes.
     One rank calls this for all.
     """
-    known = repr(codec), ranks
+    known = codec.name, codec.described, ranks
     if codec.settings.second_stage_bits is not None or known in _looked_at:
         return
     _looked_at.add(known)

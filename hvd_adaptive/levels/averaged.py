@@ -11,8 +11,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import ArrayLike
 
-from hvd_adaptive.levels.distributions import Array, Distribution
-from hvd_adaptive.levels.histogram import Histogram, tabulated
+from hvd_adaptive.levels.distributions import Array, Distribution, Histogram
 from hvd_adaptive.levels.magnitudes import signed_levels
 
 DRAWS = 1 << 14
@@ -49,7 +48,7 @@ def averaged_law(
             not to fit levels: largest coordinates vary between buckets, but one quantile represents
             all of them.
     """
-    r, p = _points(tabulated(law))
+    r, p = _points(law.tabulate())
     levels = np.asarray(signed_levels(np.asarray(magnitudes, dtype=np.float64), symmetric))
     draw = np.random.Generator(np.random.Philox(key=_KEY))
     count = min(ranks, MOST_RANKS)

@@ -8,7 +8,6 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from hvd_adaptive.levels.distributions import Array, Distribution
-from hvd_adaptive.levels.histogram import Histogram
 from hvd_adaptive.levels.magnitudes import LEAST_LEVEL, MIN_RATIO, check_magnitudes, separated
 from hvd_adaptive.levels.objective import expected_variance
 
@@ -42,27 +41,6 @@ def best_level(low: ArrayLike, high: ArrayLike, distribution: Distribution) -> A
     return np.where(mass[1] > mass[0], best, (low + high) / 2)
 
 
-def first_level(distribution: Distribution, high: ArrayLike) -> Array:
-    """Return the optimal l1 in [0, high] of a symmetric table with l2 = high: ALQ Eq. 31.
-
-    Eq. 35 is the special case of normals. The level is found by bisection as in the paper, or in
-    closed form for a Histogram. The folded equation is 2 b F(b) = int_(b,c] (c - r) dF. The paper's
-    F(b) - F(0) is half as large (the positive half of an even law) and omits an atom at zero, which
-    contributes to l1^2 F(l1).
-    """
-    if isinstance(distribution, Histogram):
-        return distribution.balance_point(high)
-    high = np.asarray(high, dtype=np.float64)
-    mass, mean, _ = distribution.moments(high)
-    low, upper = np.zeros_like(high), high
-    for _ in range(60):
-        middle = (low + upper) / 2
-        at, mean_at, _ = distribution.moments(middle)
-        above = 2 * middle * at >= high * (mass - at) - (mean - mean_at)
-        low, upper = np.where(above, low, middle), np.where(above, middle, upper)
-    return (low + upper) / 2
-
-
 def coordinate_descent(
     magnitudes: ArrayLike,
     distribution: Distribution,
@@ -80,23 +58,24 @@ def coordinate_descent(
 
     Args:
         magnitudes: (..., K), starting tables.
-        distribution: Law that the tables are fitted to.
+        distribution: Law that the tables are fitted to, tabulated first if it is no Histogram.
         symmetric: Whether the tables are symmetric.
         tolerance: Stop when every row improves by less than this share of its objective.
         max_sweeps: Stop after this many sweeps.
     """
     # The sub-problems are convex: the clipped optimum is the optimum among the separated positions.
     levels = separated(check_magnitudes(magnitudes, symmetric), symmetric)
-    history = [np.asarray(expected_variance(levels, distribution, symmetric))]
+    law = distribution.tabulate()
+    history = [np.asarray(expected_variance(levels, law, symmetric))]
     converged = np.zeros(levels.shape[:-1], dtype=bool)
     while len(history) <= max_sweeps and not converged.all():
         if symmetric and levels.shape[-1] > 1:
-            _place(levels, 0, first_level(distribution, levels[..., 1])[..., None], symmetric)
+            _place(levels, 0, law.balance_point(levels[..., 1])[..., None], symmetric)
         for parity in (2, 1):
             low, high = levels[..., parity - 1 : -2 : 2], levels[..., parity + 1 :: 2]
             if low.size:
-                _place(levels, parity, best_level(low, high, distribution), symmetric)
-        history.append(np.asarray(expected_variance(levels, distribution, symmetric)))
+                _place(levels, parity, best_level(low, high, law), symmetric)
+        history.append(np.asarray(expected_variance(levels, law, symmetric)))
         converged = history[-2] - history[-1] <= tolerance * history[-2]
     return Descent(levels, np.array(history), converged)
 

@@ -13,7 +13,6 @@ from numpy.typing import ArrayLike
 from hvd_adaptive.base.checks import check_choice, check_integer
 from hvd_adaptive.levels.coordinate_descent import Descent, coordinate_descent
 from hvd_adaptive.levels.distributions import Array, Distribution
-from hvd_adaptive.levels.histogram import tabulated
 from hvd_adaptive.levels.magnitudes import (
     check_magnitudes,
     exponential_magnitudes,
@@ -94,7 +93,7 @@ def cube_root(distribution: Distribution, count: int, symmetric: bool) -> Array:
     the spacing with the least sum is proportional to p**(-1/3). From other starts, coordinate
     descent needs many sweeps to find it at 7 and 8 bits.
     """
-    histogram, steps = tabulated(distribution), uniform_magnitudes(count, symmetric)
+    histogram, steps = distribution.tabulate(), uniform_magnitudes(count, symmetric)
     if not histogram.masses.any():
         return steps
     return separated(histogram.cube_root_points(steps), symmetric)
@@ -164,7 +163,7 @@ def fit_levels(
     for levels in starts:
         if levels.shape != (count,):
             raise ValueError(f"extra_starts: must have {count} levels each, not {levels.shape}")
-    distribution = tabulated(distribution)
+    distribution = distribution.tabulate()
     if distribution.zero_mass >= 1:
         raise FitError("distribution: all mass lies at zero, no level is better than another")
     starts += [start(distribution, count, symmetric) for start in STARTS.values()]
@@ -203,7 +202,7 @@ def fit_multiplier(
 
     The zero-based table of ``count`` 2, the levels 0 and 1, depends on no multiplier.
     """
-    law = tabulated(distribution)
+    law = distribution.tabulate()
     powers = count - 1 if symmetric else count - 2
     if powers == 0:
         levels = np.array([0.0, 1.0])

@@ -14,8 +14,7 @@ from collections.abc import Callable
 import numpy as np
 from numpy.typing import ArrayLike
 
-from hvd_adaptive.levels.distributions import Array, Distribution, Moments
-from hvd_adaptive.levels.histogram import Histogram, tabulated
+from hvd_adaptive.levels.distributions import Array, Distribution, Histogram, Moments
 from hvd_adaptive.levels.magnitudes import LEAST_LEVEL, separated
 
 _PART = 8  # rows of a pass's finer grid in one of its coarser grid
@@ -25,7 +24,7 @@ def grid_optimum(law: Distribution, count: int, symmetric: bool, grid: int) -> A
     """Return the best ``count`` magnitudes: of ``candidate_grid``, which has about ``grid`` > count
     levels, then of a grid that subdivides the chosen intervals.
     """
-    candidates = candidate_grid(tabulated(law), grid)
+    candidates = candidate_grid(law.tabulate(), grid)
     levels = best_on_grid(candidates, law.moments(candidates), count, symmetric)
     knots = np.concatenate([[0.0], levels]) if symmetric else levels
     parts = max(2, grid // (knots.size - 1))

@@ -28,8 +28,7 @@ import math
 import numpy as np
 from numpy.typing import ArrayLike
 
-from hvd_adaptive.levels.distributions import Array
-from hvd_adaptive.levels.histogram import LOG_BINS, LOG_EDGES, Histogram
+from hvd_adaptive.levels.distributions import LOG_BINS, LOG_EDGES, Array, Histogram
 
 # Number of coordinates from which the exponent is estimated: its standard error is a / sqrt(TAIL).
 TAIL = 40
@@ -58,8 +57,14 @@ def with_tail(counts: ArrayLike, squares: ArrayLike, buckets: float) -> Histogra
         squares: (LOG_BINS + 2,), sums of squared weights in the same order.
         buckets: Number of buckets, by Kish's effective number (sum w)^2 / sum w^2. Coordinates are
             counted by the same formula.
+
+    Raises:
+        ValueError: A sum is negative.
     """
     counts, squares = np.asarray(counts, float), np.asarray(squares, float)
+    for name, own in (("counts", counts), ("squares", squares)):
+        if (own < 0).any():
+            raise ValueError(f"{name}: must not be negative, not {own.min():g}")
     masses = counts[:LOG_BINS].copy()
     largest, start = _largest(masses, squares[:LOG_BINS])
     if largest.any():

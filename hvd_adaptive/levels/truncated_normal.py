@@ -13,8 +13,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import ArrayLike
 
-from hvd_adaptive.levels.distributions import Array, Distribution, Moments
-from hvd_adaptive.levels.histogram import LOG_EDGES, Histogram
+from hvd_adaptive.levels.distributions import LOG_EDGES, Array, Distribution, Histogram, Moments
 
 # Smaller deviations are replaced by this one: float32 levels cannot separate such points.
 SIGMA_FLOOR = 1e-14

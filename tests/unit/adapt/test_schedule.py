@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from hvd_adaptive.adapt.schedule import UpdateSchedule
-from hvd_adaptive.adapt.updates import Due, ScheduledUpdates
+from hvd_adaptive.adapt.updates import Due, Updates
 
 
 def due(schedule: UpdateSchedule, until: int) -> list[int]:
@@ -108,7 +108,8 @@ def test_the_seven_steps_before_a_planned_one_are_sampled():
 def test_what_is_due_by_default_in_any_order_of_steps():
     """Steps for which nothing is planned are not looked up again, and a request is seen there."""
     planned = {0, 1, 7, 100, 2000, 10_000, 20_000}
-    updates = ScheduledUpdates({"": SimpleNamespace(is_fitted=True)}, None)
+    codec = SimpleNamespace(is_fitted=True, adaptation=SimpleNamespace(update_steps=None))
+    updates = Updates({"": codec})
     for requested in (None, 150, 1500, 9000):
         if requested is not None:
             updates.schedule.request(requested)

@@ -9,7 +9,7 @@ import torch
 from hvd_adaptive import ECDQ
 from hvd_adaptive.codec import dithered_code
 from hvd_adaptive.codec.dithered_code import MOST_SYMBOLS, DitheredCode
-from hvd_adaptive.levels.histogram import LOG_EDGES, Histogram
+from hvd_adaptive.levels.distributions import LOG_EDGES, Histogram
 
 UNIT = 64.0
 

@@ -20,7 +20,7 @@ from hvd_adaptive.levels import (
     symbol_probabilities,
     uniform_magnitudes,
 )
-from hvd_adaptive.levels.histogram import Histogram
+from hvd_adaptive.levels.distributions import Histogram
 from hvd_adaptive.schemes.eden import EDENCodec
 
 pytestmark = pytest.mark.many

@@ -35,44 +35,22 @@ def fresh_of(law: str, size: int, norm: str, normalized: bool) -> Fresh:
     return Fresh(v, norm, normalized)
 
 
-def samples(law: str, size: int, count: int, seed: int) -> torch.Tensor:
-    v = LAWS[law](np.random.default_rng([seed, size]), count, size, False)
-    return torch.from_numpy(v).reshape(-1)
-
-
-def errors(fresh: Fresh, schemes: dict, flat: torch.Tensor, symmetric: bool) -> dict[str, float]:
-    found = {}
-    for name, scheme in schemes.items():
-        if isinstance(scheme, ALQ | AMQ):
-            scheme.fit(flat)
-        found[name] = (
-            fresh.errors(scheme.parts.default.table.magnitudes, symmetric).sum()
-            / fresh.totals.sum()
-        )
-    return found
-
-
-def compared(size: int, bits: int, norm: str, symmetric: bool, normalized: bool, **own) -> dict:
-    shared = {"bits": bits, "norm": norm, "bucket_size": size}
-    rivals = {
-        "QSGD": QSGD(symmetric=symmetric, **shared),
-        "NUQSGD": NUQSGD(symmetric=symmetric, **shared),
-        "AMQ": AMQ(symmetric=symmetric, normalized=normalized, **shared),
-    }
-    return {"ALQ": ALQ(symmetric=symmetric, normalized=normalized, **shared, **own), **rivals}
-
-
 def check(law, size, count, bits, symmetric, norm="l2", normalized=False, fits=2, **own) -> None:
-    """The mean over ``fits`` fits."""
-    fresh, total = fresh_of(law, size, norm, normalized), {}
+    """The sum over ``fits`` fits, to ``count`` buckets each."""
+    shared = {"bits": bits, "norm": norm, "bucket_size": size, "symmetric": symmetric}
+    fresh, errors = (
+        fresh_of(law, size, norm, normalized),
+        dict.fromkeys((ALQ, AMQ, QSGD, NUQSGD), 0),
+    )
     for seed in range(fits):
-        schemes = compared(size, bits, norm, symmetric, normalized, **own)
-        for name, error in errors(
-            fresh, schemes, samples(law, size, count, seed), symmetric
-        ).items():
-            total[name] = total.get(name, 0.0) + error / fits
-    own_error = total.pop("ALQ")
-    assert own_error <= MARGIN * min(total.values()), (own_error, total)
+        v = LAWS[law](np.random.default_rng([seed, size]), count, size, False)
+        adaptive = ALQ(normalized=normalized, **shared, **own), AMQ(normalized=normalized, **shared)
+        for scheme in adaptive:
+            scheme.fit(torch.from_numpy(v).reshape(-1))
+        for scheme in (*adaptive, QSGD(**shared), NUQSGD(**shared)):
+            magnitudes = scheme.parts.default.table.magnitudes
+            errors[type(scheme)] += fresh.errors(magnitudes, symmetric).sum()
+    assert errors.pop(ALQ) <= MARGIN * min(errors.values()), errors
 
 
 @pytest.mark.many

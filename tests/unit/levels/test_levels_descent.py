@@ -13,10 +13,8 @@ from hvd_adaptive.levels import (
     check_magnitudes,
     coordinate_descent,
     expected_variance,
-    first_level,
     gradient,
     gradient_descent,
-    tabulated,
 )
 
 SOLVER = pytest.mark.parametrize("solver", [coordinate_descent, gradient_descent])
@@ -40,12 +38,12 @@ def test_best_level_by_brute_force(name):
 
 @pytest.mark.parametrize("name", LAWS)
 def test_first_level_by_brute_force(name):
-    law = LAWS[name]
+    law = LAWS[name].tabulate()
     for high in (0.01, 0.2, 0.33, 1.0):
         grid = np.linspace(0, high, 4001)[1:-1]
         others = [] if high == 1 else [1.0]
         rows = np.stack([np.concatenate([[b, high], others]) for b in grid])
-        candidate = float(first_level(law, np.array(high)))
+        candidate = float(law.balance_point(high))
         found = expected_variance([max(candidate, 1e-300), high, *others], law, True)
         assert found <= expected_variance(rows, law, True).min() + 1e-12
 
@@ -72,17 +70,6 @@ def test_descends_to_a_stationary_table(name, solver, symmetric):
 
 
 @BOTH
-def test_coordinate_descent_on_an_untabulated_mixture(symmetric):
-    law = LAWS["mixture"]
-    start = STARTS["uniform"](law, 4, symmetric)
-    descent = coordinate_descent(start, law, symmetric)
-    assert descent.history.ndim == 1
-    table = coordinate_descent(start, tabulated(law), symmetric)
-    np.testing.assert_allclose(descent.magnitudes, table.magnitudes, rtol=1e-3)
-    assert np.abs(gradient(descent.magnitudes, law, symmetric)).max() < 1e-4
-
-
-@BOTH
 @SOLVER
 @settings(max_examples=40)
 @given(
@@ -103,21 +90,13 @@ def test_never_leaves_the_feasible_set(solver, symmetric, masses, zero, one, cou
 
 
 @SOLVER
-def test_tables_without_a_free_level(solver):
+def test_ends(solver):
+    """Tables without a free level, the most sweeps, and bad starts."""
     descent = solver([0.0, 1.0], LAWS["atoms"], False)
     np.testing.assert_array_equal(descent.magnitudes, [0.0, 1.0])
     assert descent.converged
-
-
-@SOLVER
-def test_sweeps_are_bounded(solver):
-    start = STARTS["exponential"](None, 64, True)
-    descent = solver(start, LAWS["histogram"], True, max_sweeps=3)
+    descent = solver(STARTS["exponential"](None, 64, True), LAWS["histogram"], True, max_sweeps=3)
     assert len(descent.history) == 1 + 3 and not descent.converged
-
-
-@SOLVER
-def test_bad_starts(solver):
     with pytest.raises(ValueError, match="magnitudes"):
         solver([0.5, 0.3, 1.0], LAWS["histogram"], True)
 

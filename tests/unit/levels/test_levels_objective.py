@@ -84,6 +84,8 @@ def test_rows_are_tables(symmetric):
 
 
 def test_samples_on_levels_cost_nothing():
+    np.testing.assert_array_equal(signed_levels([0.25, 1.0], True), [-1, -0.25, 0.25, 1])
+    np.testing.assert_array_equal(signed_levels([0, 0.25, 1.0], False), [-1, -0.25, 0, 0.25, 1])
     assert sample_variance([0.0, 0.25, 1.0], [0.0, 0.25, 1.0], False) == 0
     assert sample_variance([0.25, 1.0], [0.25, 1.0], True) == 0
     assert sample_variance([0.25, 1.0], [0.0], True) == 0.0625
@@ -101,11 +103,6 @@ ORDERED = [0.5, 0.4, 1.0], [0.5, 0.5, 1.0], [0.1, 0.9], [0.0, 1.0], [], [np.nan,
 def test_wrong_input(call, message):
     with pytest.raises(ValueError, match=message):
         call()
-
-
-def test_signed_levels():
-    np.testing.assert_array_equal(signed_levels([0.2, 1.0], True), [-1, -0.2, 0.2, 1])
-    np.testing.assert_array_equal(signed_levels([0.0, 0.2, 1.0], False), [-1, -0.2, 0, 0.2, 1])
 
 
 @BOTH

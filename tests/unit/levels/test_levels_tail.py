@@ -104,6 +104,14 @@ def test_coordinates_that_are_all_equal_stay_where_they_are(place, count):
     assert 1 - law.cdf(1.5 * LOG_EDGES[place + 1]) <= 0.005
 
 
+@pytest.mark.parametrize("wrong", ["counts", "squares"])
+def test_negative_sums_are_refused(wrong):
+    sums = {"counts": np.ones(LOG_BINS + 2), "squares": np.ones(LOG_BINS + 2)}
+    sums[wrong][7] = -2.5
+    with pytest.raises(ValueError, match=f"^{wrong}: must not be negative, not -2.5"):
+        with_tail(**sums, buckets=5.0)
+
+
 @pytest.mark.parametrize("place", [-1, -2])
 def test_zeros_and_ones_alone_have_no_tail(place):
     counts = np.zeros(LOG_BINS + 2)

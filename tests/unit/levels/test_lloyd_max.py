@@ -1,4 +1,4 @@
-"""Lloyd-Max levels of N(0, 1): their two conditions by quadrature, and no better levels nearby."""
+"""Lloyd-Max levels of N(0, 1): their two conditions by quadrature, and their error."""
 
 from __future__ import annotations
 
@@ -30,24 +30,10 @@ def squared_error(levels: np.ndarray) -> float:
 
 @pytest.mark.parametrize("bits", range(1, 9))
 def test_each_level_is_the_mean_of_its_cell(bits):
+    """No other levels satisfy this, since the density is log-concave, so these are the best."""
     levels = normal_levels(bits)
     assert len(levels) == 2**bits and (np.diff(levels) > 0).all()
     np.testing.assert_array_equal(levels, -levels[::-1])
     for a, b, level in zip(edges_of(levels)[:-1], edges_of(levels)[1:], levels, strict=True):
         assert integral(1, a, b) / integral(0, a, b) == pytest.approx(level, abs=1e-11)
-
-
-@pytest.mark.parametrize("bits", range(1, 9))
-def test_distortion(bits):
-    levels = normal_levels(bits)
     assert distortion(levels) == pytest.approx(squared_error(levels), rel=1e-9)
-
-
-@pytest.mark.parametrize("bits", (1, 2, 3))
-def test_no_neighbouring_levels_are_better(bits):
-    rng, levels = np.random.default_rng(bits), normal_levels(bits)
-    least = squared_error(levels)
-    for size in (1e-3, 1e-2, 0.1):
-        for _ in range(10):
-            moved = np.sort(levels + size * rng.standard_normal(len(levels)))
-            assert squared_error(moved) > least
