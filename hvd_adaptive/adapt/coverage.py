@@ -79,7 +79,8 @@ class Usable:
         filled = [clip(_filled(buckets[at])) for at in sparse]
         filled_norms, _ = _norms_and_nonzero(filled, norm)
         for at, bucket, own in zip(sparse, filled, filled_norms, strict=True):
-            head[-1] += weights[at] * _bits_of_places(buckets[at])
+            if (zeros := Zeros.of(buckets[at])) is not None:
+                head[-1] += weights[at] * 8 * zeros.stream().numel()
             if math.isfinite(own):  # the norm of repeated coordinates may overflow
                 weights[at] = weights[at] * nonzero[at] / bucket.numel()
                 usable[at], norms[at] = bucket, own
@@ -89,12 +90,6 @@ class Usable:
             [weights[at] for at in places],
             head,
         )
-
-
-def _bits_of_places(bucket: torch.Tensor) -> float:
-    """Return the bits with which a payload says where the zeros of a bucket are."""
-    zeros = Zeros.of(bucket)
-    return 0.0 if zeros is None else 8.0 * zeros.stream().numel()
 
 
 def _filled(bucket: torch.Tensor) -> torch.Tensor:

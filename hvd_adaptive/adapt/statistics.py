@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Iterable, Sequence
-from typing import Protocol
 
 import numpy as np
 import torch
@@ -49,43 +48,6 @@ def weights_of(buckets: Sequence[torch.Tensor]) -> list[float]:
     return buckets.weights if isinstance(buckets, Sample) else [1.0] * len(buckets)
 
 
-class Statistic(Protocol):
-    """Interface of a description of sampled buckets."""
-
-    def collect(
-        self,
-        buckets: Sequence[torch.Tensor],
-        norms: Sequence[float],
-        weights: Sequence[float] | None = None,
-    ) -> np.ndarray:
-        """Return the statistics of finite, nonzero buckets (float32, 1-D, of any sizes), given
-        their normalising norms and their weights in a ``Sample``, 1 if None.
-        """
-
-    def joined(self, steps: Sequence[np.ndarray]) -> np.ndarray:
-        """Return the statistics of several steps of this rank as one vector, of a fixed length.
-
-        All steps have the energy (sum of squares) of the last one that has any: a table is to suit
-        the gradients of each step, whatever their scale. In particular, AMP's loss scale may have
-        changed between steps.
-        """
-
-    def pool(self, collected: Sequence[np.ndarray], normalized: bool) -> Distribution:
-        """Return the law of r = abs(v)/norm over all ranks' buckets.
-
-        Coordinates are weighted by the squares of their buckets' norms (ALQ paper, Eq. 10: expected
-        variance), or equally if ``normalized`` (Eq. 3: expected normalized variance). Both are sums
-        over a bucket's coordinates: a bucket with few coordinates has less weight than one with
-        many.
-        """
-
-    def of_coordinates(self, collected: Sequence[np.ndarray]) -> Distribution:
-        """Return the law of r of a coordinate drawn from any bucket, for the length of codes.
-
-        It does not depend on the norms.
-        """
-
-
 def histograms(
     buckets: Sequence[torch.Tensor], scales: Sequence[float]
 ) -> Sequence[np.ndarray] | np.ndarray:
@@ -110,11 +72,12 @@ class HistogramStatistic:
         norms: Sequence[float],
         weights: Sequence[float] | None = None,
     ) -> np.ndarray:
-        """Return float64 (3, bins + 3), flattened.
+        """Return the statistics of finite, nonzero buckets (float32, 1-D, of any sizes), given
+        their normalising norms and their weights in a ``Sample``, 1 if None.
 
-        The columns are sums over the coordinates of each bin, of zeros, of ones, and over the
-        buckets. A bucket of weight w adds w times its squared norm, w, and the square of the former
-        to the three rows.
+        The result is float64 (3, bins + 3), flattened. The columns are sums over the coordinates of
+        each bin, of zeros, of ones, and over the buckets. A bucket of weight w adds w times its
+        squared norm, w, and the square of the former to the three rows.
         """
         total = np.zeros((3, BINS + 3))
         weights = [1.0] * len(buckets) if weights is None else weights
@@ -124,6 +87,12 @@ class HistogramStatistic:
         return total.reshape(-1)
 
     def joined(self, steps: Sequence[np.ndarray]) -> np.ndarray:
+        """Return the statistics of several steps of this rank as one vector, of a fixed length.
+
+        All steps have the energy (sum of squares) of the last one that has any: a table is to suit
+        the gradients of each step, whatever their scale. In particular, AMP's loss scale may have
+        changed between steps.
+        """
         tables = np.reshape(steps, (len(steps), 3, -1))
         factors = _equalizing((tables[:, 0, :-1] * _SQUARES).sum(axis=1))[:, None]
         tables[:, 0] *= factors
@@ -132,7 +101,14 @@ class HistogramStatistic:
         return tables.sum(axis=0).reshape(-1)
 
     def pool(self, collected: Sequence[np.ndarray], normalized: bool) -> Distribution:
-        """Return a histogram with atoms at zero and one, and with a tail beyond the samples."""
+        """Return the law of r = abs(v)/norm over all ranks' buckets: a histogram with atoms at zero
+        and one, and with a tail beyond the samples.
+
+        Coordinates are weighted by the squares of their buckets' norms (ALQ paper, Eq. 10: expected
+        variance), or equally if ``normalized`` (Eq. 3: expected normalized variance). Both are sums
+        over a bucket's coordinates: a bucket with few coordinates has less weight than one with
+        many.
+        """
         weighted, plain, squared = self._sums(collected)
         if normalized:
             weighted = squared = plain
@@ -141,6 +117,9 @@ class HistogramStatistic:
             return with_tail(weighted[:-1], squared[:-1], buckets)
 
     def of_coordinates(self, collected: Sequence[np.ndarray]) -> Distribution:
+        """Return the law of r of a coordinate drawn from any bucket, for the length of codes; it
+        does not depend on the norms.
+        """
         return Histogram.from_counts(self._sums(collected)[1, :-1])
 
     def _sums(self, collected: Sequence[np.ndarray]) -> np.ndarray:
@@ -148,7 +127,10 @@ class HistogramStatistic:
 
 
 class NormalStatistic:
-    """Norm, mean and deviation of each bucket's normalised coordinates: the ALQ paper's model."""
+    """Norm, mean and deviation of each bucket's normalised coordinates: the ALQ paper's model.
+
+    Methods are those of ``HistogramStatistic``.
+    """
 
     def __init__(self, samples: int) -> None:
         self.samples = samples
@@ -226,7 +208,7 @@ def _mixture(weights: np.ndarray, means: np.ndarray, deviations: np.ndarray) -> 
     return Mixture(means, deviations, weights / weights.sum())
 
 
-STATISTICS: dict[str, Callable[[int], Statistic]] = {
+STATISTICS: dict[str, Callable[[int], HistogramStatistic | NormalStatistic]] = {
     "histogram": lambda samples: HistogramStatistic(),
     "normal": NormalStatistic,
 }

@@ -165,21 +165,6 @@ class BucketCodec(Codec):
         return self._format.section_bytes(self._buckets(coordinates), self._numbers)
 
 
-class RandomRounding(BucketCodec):
-    """Base of codecs that round at random, without bias, to neighbouring levels (ORQ, Eq. 7)."""
-
-    @abstractmethod
-    def solve(self, flat: torch.Tensor, bucket_size: int) -> torch.Tensor:
-        """Return the numbers of each bucket, float32 (buckets, numbers)."""
-
-    def quantize_buckets(
-        self, flat: torch.Tensor, words: torch.Tensor, bucket_size: int, key: int
-    ) -> torch.Tensor:
-        numbers = self._format.rounded(self.solve(flat, bucket_size))
-        code_kernels(flat).round_codes(flat, self.values(numbers), words, bucket_size, key)
-        return numbers
-
-
 def mirrored(numbers: torch.Tensor) -> torch.Tensor:
     """Return two levels, -b and b, from one number."""
     return torch.cat([-numbers, numbers], dim=1)

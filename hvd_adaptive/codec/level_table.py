@@ -13,6 +13,7 @@ import torch
 
 from hvd_adaptive import states
 from hvd_adaptive.kernels.tables import KernelTable, kernel_table
+from hvd_adaptive.levels import check_magnitudes
 
 MOST_BITS = 16  # of a code, including its sign
 
@@ -51,21 +52,14 @@ class LevelTable:
                 f"table: must have {count} magnitudes for bits={self.bits}, "
                 f"not shape {tuple(magnitudes.shape)}"
             )
-        # Compare in float32, as the kernels do.
-        if not np.all(np.diff(magnitudes.astype(np.float32)) > 0) or magnitudes[-1] != 1:
-            raise ValueError(f"table: levels must increase strictly up to 1: {magnitudes.tolist()}")
-        if (np.float32(magnitudes[0]) <= 0) if self.symmetric else (magnitudes[0] != 0):
-            first = "positive" if self.symmetric else "zero"
-            raise ValueError(
-                f"table: the least magnitude must be {first} if symmetric={self.symmetric}: "
-                f"{magnitudes.tolist()}"
-            )
+        check_magnitudes(magnitudes, self.symmetric, "table")
+        check_magnitudes(magnitudes.astype(np.float32), self.symmetric, "table")  # as kernels do
         if self.probabilities is not None:
             self._check_probabilities()
 
     @classmethod
     def from_levels(
-        cls, levels: Sequence[float] | torch.Tensor, bits: int, symmetric: bool, version: int = 0
+        cls, levels: Sequence[float] | torch.Tensor, bits: int, symmetric: bool
     ) -> LevelTable:
         """Return the table of ascending signed levels; raise ValueError if they are invalid."""
         try:
@@ -76,7 +70,7 @@ class LevelTable:
             raise ValueError(f"table: must be a strictly increasing list of levels: {levels!r}")
         if not np.array_equal(values, -values[::-1]):
             raise ValueError(f"table: levels must be symmetric about zero: {values.tolist()}")
-        return cls(bits, symmetric, values[values >= 0], version)
+        return cls(bits, symmetric, values[values >= 0])
 
     @property
     def levels(self) -> torch.Tensor:

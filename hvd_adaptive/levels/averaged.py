@@ -29,11 +29,10 @@ def averaged_law(
 ) -> Histogram:
     """Return the law of |a|/||a|| for the average a of quantised buckets of several ranks.
 
-    The coordinates of each rank have the law ``law`` and are rounded at random to a table. Half of
-    the result belongs to ranks with equal gradients, half to ranks with independent gradients. The
-    law is simulated with a fixed random key, so every call returns the same result. Large
-    coordinates, which are rare and cause the variance, are drawn more often with smaller weights.
-    More than 16 ranks are simulated as 16.
+    Half of the result belongs to ranks with equal gradients, half to ranks with independent
+    gradients. The law is simulated with a fixed random key, so every call returns the same result.
+    Large coordinates, which are rare and cause the variance, are drawn more often with smaller
+    weights. More than 16 ranks are simulated as 16.
 
     Args:
         law: Law of the folded coordinates.
@@ -93,9 +92,7 @@ def _rounded(x: Array, levels: Array, draw: np.random.Generator) -> Array:
 
 
 def _scale(average: Array, weights: Array, square: float, share: float, norm: str) -> float:
-    """Return the norm of a bucket's average, whose coordinates have these magnitudes and weights,
-    if its gradient has norm 1, ``square`` is E r², and ``share`` that of the largest coordinate.
-    """
+    """Return the norm of a bucket's average, for ``square`` = E r²; see ``averaged_law``."""
     if norm == "l2":
         return float(np.sqrt((weights @ average**2) / weights.sum() / square))
     order = np.argsort(average)

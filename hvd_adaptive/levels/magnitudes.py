@@ -13,21 +13,21 @@ MIN_RATIO = 1 + 2.0**-20
 LEAST_LEVEL = 2.0**-40
 
 
-def check_magnitudes(magnitudes: ArrayLike, symmetric: bool) -> Array:
+def check_magnitudes(magnitudes: ArrayLike, symmetric: bool, name: str = "magnitudes") -> Array:
     """Return the magnitudes as float64 (..., K); raise ValueError unless each row increases
     strictly to exactly 1, from a positive one if ``symmetric`` (ALQ App. B.3), and from 0 otherwise
-    (section 3).
+    (section 3). ``name`` is that of the argument in the message.
     """
     levels = np.asarray(magnitudes, dtype=np.float64)
     if levels.ndim == 0 or levels.shape[-1] < (1 if symmetric else 2):
-        raise ValueError(f"magnitudes: too few levels, shape {levels.shape}")
+        raise ValueError(f"{name}: too few levels, shape {levels.shape}")
     if not (np.all(np.diff(levels) > 0) and np.all(levels[..., -1] == 1)):
-        raise ValueError(f"magnitudes: must increase strictly up to 1, not {levels.tolist()}")
+        raise ValueError(f"{name}: must increase strictly up to 1, not {levels.tolist()}")
     first = levels[..., 0]
     if not np.all(first > 0 if symmetric else first == 0):
         wanted = "positive" if symmetric else "zero"
         raise ValueError(
-            f"magnitudes: the first must be {wanted} if symmetric={symmetric}, not {first.tolist()}"
+            f"{name}: the first must be {wanted} if symmetric={symmetric}, not {first.tolist()}"
         )
     return levels
 

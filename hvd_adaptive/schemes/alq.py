@@ -114,9 +114,6 @@ class AMQ(LevelScheme):
         statistics: As in ALQ.
         **shared: See ``hvd_adaptive.settings.Settings``.
 
-    Raises:
-        ValueError: A keyword is not allowed.
-
     Examples:
         >>> from hvd_adaptive import AMQ
         >>> compressor = AMQ(bits=3)

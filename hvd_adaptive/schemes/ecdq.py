@@ -69,17 +69,13 @@ class ECDQ(FittedScheme):
             are sent if the least δ, 1/256, needs fewer (sparse gradients). Below 0.5 bits the
             variance exceeds 2.4 times the squared norm for Gaussian buckets; above 10, it
             approaches float32's own rounding.
-        relative_variance: δ²/12, 2e-6 to 20, instead of ``bits``. δ is then fixed, and update steps
-            refit only the code.
+        relative_variance: δ²/12, 2e-6 to 20; either this or ``bits`` must be given. δ is then
+            fixed, and update steps refit only the code.
         update_steps: As in ALQ. Default: 0, 1, 2, 4, ... 512, and every 500 from 1,000 on.
         samples: Buckets that each rank samples for a fit.
         statistics: "histogram".
         **shared: See ``hvd_adaptive.settings.Settings``. ``coding`` must be "fixed", since ECDQ has
             its own code; ``parameter_bits`` needs ``bits``, and values must be whole.
-
-    Raises:
-        ValueError: A keyword is not allowed, or both or none of ``bits`` and
-            ``relative_variance`` are given.
 
     Examples:
         >>> from hvd_adaptive import ECDQ

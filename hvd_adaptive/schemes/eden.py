@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import zlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from itertools import groupby
 from typing import Any
 
@@ -36,20 +36,14 @@ class EDEN(GradientCompressor):
     squared error is ‖x‖² (‖y‖²‖q‖²/⟨y, q⟩² - 1), which for normal coordinates is D/(1 - D) ‖x‖². D
     is the levels' distortion: 0.571 for one bit, 0.133 for two, 0.0358 for three.
 
-    R is H D_own H D_shared: Hadamard matrices and random signs. One factor H D is biased for sparse
-    buckets. A second one leaves a bias of the order ‖x‖/n (docs/theory.md). All ranks have the same
-    D_shared, so that payloads are added before H D_shared is inverted, once. D_own differs between
-    ranks and steps, so that errors of equal gradients average out. From five bits on a third factor
-    H D, shared, is needed: few-hot buckets become sums of signs, which would be as far apart as the
-    levels.
+    R is H D_own H D_shared: Hadamard matrices and random signs, with one more factor H D, shared,
+    from five bits on. The bias is of the order ‖x‖/n. All ranks have the same D_shared, so that
+    payloads are added before H D_shared is inverted, once. D_own differs between ranks and steps,
+    so that errors of equal gradients average out. docs/theory.md derives all of this.
 
-    With less than one bit the first n · ``bits`` coordinates of y have one bit each, which is as
-    good as a random choice, since y is rotated at random (Vargaftik et al., section 4). S then is
-    ‖y‖²/⟨y, q⟩ over these, and the error about (1/(1 - D)/``bits`` - 1) ‖x‖².
-
-    The partial bucket of r coordinates is filled up to a multiple of 64, which takes no bits, since
-    codes are packed in rows of 64. H of the largest power of two m is then applied to the first m
-    coordinates and to the last m.
+    With less than one bit the first n · ``bits`` coordinates of y have one bit each. S then is
+    ‖y‖²/⟨y, q⟩ over these, and the error about (1/(1 - D)/``bits`` - 1) ‖x‖². A partial bucket is
+    filled up to a multiple of 64 coordinates, which takes no bits.
 
     A zero bucket, and one whose S is below 2**-126, decodes to zeros. A bucket with NaN or Inf
     decodes to NaN. The second stage of ``exchange="scatter_reduce"`` is an EDEN with more bits.
@@ -59,9 +53,6 @@ class EDEN(GradientCompressor):
         **shared: See ``hvd_adaptive.settings.Settings``. ``bucket_size`` must be a power of two
             from 64 to 65,536; 4096 if not given. With ``bits`` below 1, bits · bucket_size must be
             at least 64.
-
-    Raises:
-        ValueError: A keyword is not allowed.
 
     Examples:
         >>> from hvd_adaptive import EDEN
@@ -107,9 +98,6 @@ class DRIVE(EDEN):
 
     Args:
         **shared: See ``EDEN``.
-
-    Raises:
-        ValueError: A keyword is not allowed.
 
     Examples:
         >>> from hvd_adaptive import DRIVE
@@ -184,8 +172,10 @@ class EDENCodec(Codec):
     def add_bodies(
         self, bodies: Sequence[torch.Tensor], keys: Sequence[int], factor: float, out: torch.Tensor
     ) -> None:
-        for shared, pairs in _by_rotation(bodies, keys):
-            self._add(pairs, shared, out)
+        own = torch.stack([body[:KEY_BYTES].view(torch.int64)[0] for body in bodies]).tolist()
+        triples = zip(own, bodies, keys, strict=True)
+        for shared, neighbours in groupby(triples, key=lambda triple: triple[0]):
+            self._add([(body, key) for _, body, key in neighbours], shared & MASK64, out)
         if factor != 1.0:
             out *= factor
 
@@ -223,16 +213,6 @@ class EDENCodec(Codec):
         """Return scales and words of a body."""
         at = KEY_BYTES + 4 * self._buckets(coordinates)
         return body[KEY_BYTES:at].view(torch.float32), body[at:].view(torch.int32)
-
-
-def _by_rotation(
-    bodies: Sequence[torch.Tensor], keys: Sequence[int]
-) -> Iterator[tuple[int, list[tuple[torch.Tensor, int]]]]:
-    """Yield neighbouring bodies that share a rotation, with their keys."""
-    rotations = torch.stack([body[:KEY_BYTES].view(torch.int64)[0] for body in bodies]).tolist()
-    triples = zip(rotations, bodies, keys, strict=True)
-    for rotation, own in groupby(triples, key=lambda triple: triple[0]):
-        yield rotation & MASK64, [(body, key) for _, body, key in own]
 
 
 def _own_stream(key: int) -> int:

@@ -41,9 +41,6 @@ class NaturalCompression(GradientCompressor):
         **shared: See ``hvd_adaptive.settings.Settings``. ``bucket_size`` matters for ``clip``, for
             ``tail``, and for NaN, which makes its whole bucket NaN.
 
-    Raises:
-        ValueError: A keyword is not allowed.
-
     Examples:
         >>> from hvd_adaptive import NaturalCompression
         >>> compressor = NaturalCompression()

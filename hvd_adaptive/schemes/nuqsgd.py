@@ -34,9 +34,6 @@ class NUQSGD(LevelScheme):
         statistics: As in ALQ, for the code book.
         **shared: See ``hvd_adaptive.settings.Settings``.
 
-    Raises:
-        ValueError: A keyword is not allowed.
-
     Examples:
         >>> from hvd_adaptive import NUQSGD
         >>> NUQSGD(bits=3).levels.tolist()

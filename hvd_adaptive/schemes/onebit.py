@@ -33,9 +33,6 @@ class OneBitSGD(GradientCompressor):
             the weight to the error.
         **shared: See ``hvd_adaptive.settings.Settings``.
 
-    Raises:
-        ValueError: A keyword is not allowed.
-
     Examples:
         >>> from hvd_adaptive import OneBitSGD
         >>> compressor = OneBitSGD()

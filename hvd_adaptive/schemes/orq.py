@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from typing import Any, Literal
 
 import torch
@@ -10,7 +11,6 @@ from typing_extensions import Unpack
 from hvd_adaptive.base.checks import check_choice, check_flag, check_integer, is_whole
 from hvd_adaptive.codec.bucket_codec import (
     BucketCodec,
-    RandomRounding,
     code_kernels,
     level_kernels,
     mirrored,
@@ -51,9 +51,6 @@ class ORQ(GradientCompressor):
         **shared: See ``hvd_adaptive.settings.Settings``. The paper clips at 2.5 or 1.7 deviations
             (clip=2.5).
 
-    Raises:
-        ValueError: A keyword is not allowed.
-
     Examples:
         >>> from hvd_adaptive import ORQ
         >>> compressor = ORQ(levels=9)
@@ -79,15 +76,30 @@ class ORQ(GradientCompressor):
         super().__init__(_ORQCodec(settings, int(levels), solver, level_dtype))
 
 
-class _ORQCodec(RandomRounding):
+class _RandomCodec(BucketCodec):
+    """Base of codecs that round at random, without bias, to neighbouring levels (Eq. 7)."""
+
+    def codec_settings(self) -> dict[str, Any]:
+        return {"levels": self.alphabet, "level_dtype": self.level_dtype}
+
+    def quantize_buckets(
+        self, flat: torch.Tensor, words: torch.Tensor, bucket_size: int, key: int
+    ) -> torch.Tensor:
+        levels = self._format.rounded(self.solve(flat, bucket_size))
+        code_kernels(flat).round_codes(flat, levels, words, bucket_size, key)
+        return levels
+
+    @abstractmethod
+    def solve(self, flat: torch.Tensor, bucket_size: int) -> torch.Tensor:
+        """Return the levels of each bucket, float32 (buckets, levels)."""
+
+
+class _ORQCodec(_RandomCodec):
     name = "orq"
 
     def __init__(self, settings: Settings, levels: int, solver: str, level_dtype: str) -> None:
         super().__init__(settings, levels, levels, level_dtype)
         self.solver = solver
-
-    def codec_settings(self) -> dict[str, Any]:
-        return {"levels": self.alphabet, "level_dtype": self.level_dtype}
 
     def scheme_settings(self) -> dict[str, Any]:
         return self.codec_settings() | {"solver": self.solver}
@@ -114,9 +126,6 @@ class BinGrad(GradientCompressor):
         iterate: For "biased", repeat b_0 = (b_-1 + b_1)/2 until all of Eq. 17 holds; no repetition
             raises the error.
         **shared: See ``hvd_adaptive.settings.Settings``.
-
-    Raises:
-        ValueError: A keyword is not allowed.
 
     Examples:
         >>> from hvd_adaptive import BinGrad
@@ -183,9 +192,6 @@ class LinearQuantile(GradientCompressor):
         level_dtype: As in ORQ.
         **shared: See ``hvd_adaptive.settings.Settings``.
 
-    Raises:
-        ValueError: A keyword is not allowed.
-
     Examples:
         >>> from hvd_adaptive import LinearQuantile
         >>> compressor = LinearQuantile(levels=9)
@@ -206,11 +212,8 @@ class LinearQuantile(GradientCompressor):
         super().__init__(_QuantileCodec(settings, levels, levels, level_dtype))
 
 
-class _QuantileCodec(RandomRounding):
+class _QuantileCodec(_RandomCodec):
     name = "linear_quantile"
-
-    def codec_settings(self) -> dict[str, Any]:
-        return {"levels": self.alphabet, "level_dtype": self.level_dtype}
 
     def solve(self, flat: torch.Tensor, bucket_size: int) -> torch.Tensor:
         return level_kernels(flat).quantile_levels(
@@ -226,9 +229,6 @@ class SignSGD(GradientCompressor):
 
     Args:
         **shared: See ``hvd_adaptive.settings.Settings``.
-
-    Raises:
-        ValueError: A keyword is not allowed.
 
     Examples:
         >>> from hvd_adaptive import SignSGD

@@ -88,9 +88,6 @@ class QCS(GradientCompressor):
         **shared: See ``hvd_adaptive.settings.Settings``. ``bucket_size`` must be a power of two or
             one of the paper's 96, 100, 192, 200, 288, 320, 384.
 
-    Raises:
-        ValueError: A keyword is not allowed.
-
     Examples:
         >>> from hvd_adaptive import QCS
         >>> compressor = QCS(gain=10.0)

@@ -30,9 +30,6 @@ class QSGD(LevelScheme):
         statistics: As in ALQ, for the code book.
         **shared: See ``hvd_adaptive.settings.Settings``.
 
-    Raises:
-        ValueError: A keyword is not allowed.
-
     Examples:
         >>> from hvd_adaptive import QSGD
         >>> QSGD(bits=3).levels.numel()

@@ -45,9 +45,6 @@ class SparseSGD(GradientCompressor):
             are nonzero.
         **shared: See ``hvd_adaptive.settings.Settings``.
 
-    Raises:
-        ValueError: A keyword is not allowed.
-
     Examples:
         >>> from hvd_adaptive import SparseSGD
         >>> compressor = SparseSGD(density=0.01)

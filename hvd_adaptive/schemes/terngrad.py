@@ -27,9 +27,6 @@ class TernGrad(LevelScheme):
         statistics: As in ALQ, for the code book.
         **shared: See ``hvd_adaptive.settings.Settings``.
 
-    Raises:
-        ValueError: A keyword is not allowed.
-
     Examples:
         >>> from hvd_adaptive import TernGrad
         >>> compressor = TernGrad()

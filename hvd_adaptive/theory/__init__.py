@@ -1,7 +1,7 @@
 """Compute the bounds that the papers prove: variance, code length, convexity, convergence.
 
-Each docstring names the theorem and the errors of its printed form. ``docs/theory.md`` has an
-example of each function. Arguments and results are plain numbers and NumPy arrays.
+Each docstring names the theorem; ``docs/theory.md`` has an example of each function, and lists the
+errors of the printed theorems. Arguments and results are plain numbers and NumPy arrays.
 """
 
 from hvd_adaptive.schemes.qcs import variance_bound as qcs_variance_bound  # noqa: F401

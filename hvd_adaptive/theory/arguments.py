@@ -17,17 +17,18 @@ def check_count(name: str, value: Any) -> int:
 
 def check_positive(name: str, value: Any, below: float = math.inf) -> float:
     """Return ``value`` as a float in (0, below)."""
-    if not (is_real(value) and 0 < value < below):
-        limit = "" if below == math.inf else f" and below {below}"
-        raise ValueError(f"{name}={value!r}: must be a finite number above 0{limit}")
-    return float(value)
+    return _checked(name, value, is_real(value) and value > 0, "above 0", below)
 
 
 def check_not_negative(name: str, value: Any, below: float = math.inf) -> float:
     """Return ``value`` as a float in [0, below)."""
-    if not (is_real(value) and 0 <= value < below):
+    return _checked(name, value, is_real(value) and value >= 0, ">= 0", below)
+
+
+def _checked(name: str, value: Any, is_enough: bool, allowed: str, below: float) -> float:
+    if not is_enough or not value < below:
         limit = "" if below == math.inf else f" and below {below}"
-        raise ValueError(f"{name}={value!r}: must be a finite number >= 0{limit}")
+        raise ValueError(f"{name}={value!r}: must be a finite number {allowed}{limit}")
     return float(value)
 
 

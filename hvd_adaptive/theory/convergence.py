@@ -28,7 +28,6 @@ z_t = w_t + mu/(1 - mu) (w_t - w_{t-1} + l alpha g_{t-1}), which plain SGD with 
 moves.
 
 The bounds hold in expectation over gradients and rounding, in the unit of f (or of ||grad f||^2).
-Each docstring derives its bound and names errors of the printed theorem.
 """
 
 from __future__ import annotations
@@ -63,10 +62,7 @@ def quantized_variance(
     """Return (sigma^2 + epsilon_Q B) / M, the variance of the average of M quantized gradients.
 
     Rounding is unbiased given g, so E||Q(g) - grad f||^2 = E||g - grad f||^2 + E||Q(g) - g||^2. If
-    ``variance`` is None, sigma^2 = B, which gives ALQ's (1 + epsilon_Q) B / M. QSGD Theorems 3.2,
-    3.4, 3.5 and the text below Theorem 2 of ALQ and NUQSGD print epsilon_Q B, which omits the
-    variance of the gradients themselves: with many levels their bounds would be below that of full
-    precision.
+    ``variance`` is None, sigma^2 = B, which gives ALQ's (1 + epsilon_Q) B / M.
     """
     moment = check_not_negative("second_moment", second_moment)
     own = moment if variance is None else check_not_negative("variance", variance)
@@ -89,10 +85,6 @@ def nonsmooth_convex(
     The bound is R^2/(2 alpha T) + alpha G^2/2. G^2 = B (1 + epsilon_Q/M) bounds the second moment
     of the averaged gradient, since E||mean||^2 = ||grad||^2 + (variances)/M <= (1 - 1/M) B + (1 +
     epsilon_Q) B/M. The default step size is alpha = R/(G sqrt(T)), which gives R G/sqrt(T).
-
-    The paper prints alpha = R M/(B' sqrt(T)) and R B'/(M sqrt(T)) with B' = (1 + epsilon_Q) B. This
-    uses a second moment instead of its root, and divides it by M although only the variance
-    decreases with M. The printed bound is violated by exact gradients on many processors.
     """
     steps, r = check_count("iterations", iterations), check_positive("radius", radius)
     moment = check_positive("second_moment", second_moment)
@@ -125,9 +117,6 @@ def smooth_convex(
     gamma sigma_M^2/2 with 1/gamma = 1/alpha - L (Bubeck 2015, proof of Theorem 6.3). At the default
     step size this formula would give one half to three quarters of the returned bound: Bubeck's R^2
     is sup ||w - w0||^2 / 2, and QSGD's has no 1/2.
-
-    The paper's step size for K processors, 1/(L + sqrt(K)/gamma), should be 1/(L + 1/(sqrt(K)
-    gamma)), since gamma divides by sigma/sqrt(K). Its sigma = B' is a variance, not a root.
     """
     steps, r = check_count("iterations", iterations), check_positive("radius", radius)
     smooth = check_positive("smoothness", smoothness)
@@ -192,11 +181,6 @@ def smooth_nonconvex(
 
     (Ghadimi and Lan 2013, Theorem 2.1). The default step size is alpha = 1/L, which gives 2 L
     (f(w0) - f*)/T + sigma_M^2. ``initial_gap`` is f(w0) - f* or an upper bound of it.
-
-    ALQ prints L (f(w0) - f*)/T + 2 (1 + epsilon_Q) B/M for every alpha < 2/L. A valid bound depends
-    on alpha, since SGD makes no progress as alpha -> 0, and the printed first term is half of the
-    least value that any alpha gives. QSGD's first term, sqrt(L (f(x1) - f*))/N, has the wrong unit,
-    and its second term omits the variance of the gradients themselves.
     """
     steps = check_count("iterations", iterations)
     smooth = check_positive("smoothness", smoothness)
@@ -228,7 +212,7 @@ def momentum_convex(
         mu (f(w0) - f*)/((1 - mu)(T + 1)) + (1 - mu) ||w0 - w*||^2/(2 alpha (T + 1))
             + alpha (1 + 2 l mu)(V^2 + sigma_M^2)/(2 (1 - mu))
 
-    ``distance`` is ||w0 - w*||. The paper prints the sum of the T + 1 iterates divided by T.
+    ``distance`` is ||w0 - w*||.
     """
     count = check_count("iterations", iterations) + 1
     mu = check_not_negative("momentum", momentum, below=1.0)
@@ -266,8 +250,8 @@ def momentum_nonconvex(
         2 (1 - mu)(f(w0) - f*)/(alpha (T + 1)) + C V'/((1 - mu)^3 sqrt(T + 1))
         V' = L (mu^2 ((1 - mu) l - 1)^2 + (1 - mu)^2)(V^2 + sigma_M^2)
 
-    at alpha = min((1 - mu)/(2 L), C/sqrt(T + 1)). ``step_constant`` is C > 0. The theorem holds as
-    printed, and for the mean over t as well.
+    at alpha = min((1 - mu)/(2 L), C/sqrt(T + 1)). ``step_constant`` is C > 0. The theorem holds for
+    the mean over t as well.
     """
     count = check_count("iterations", iterations) + 1
     mu = check_not_negative("momentum", momentum, below=1.0)

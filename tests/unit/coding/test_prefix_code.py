@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import heapq
 import itertools
-import math
 
 import numpy as np
 import pytest
@@ -221,11 +220,11 @@ def law_of_entropy(law, alphabet: int, bits: float) -> np.ndarray | None:
     return of(brentq(lambda scale: entropy(of(scale)) - bits, low, high))
 
 
-def redundancies(alphabet: int, least: float, most: float = math.inf) -> list[float]:
+def redundancies(alphabet: int, least: float) -> list[float]:
     found = []
     for law in (laplace, normal, student, spike_and_slopes):
         for bits in ENTROPIES:
-            p = law_of_entropy(law, alphabet, bits) if least <= bits <= most else None
+            p = law_of_entropy(law, alphabet, bits) if least <= bits else None
             if p is not None:
                 found.append(PrefixCode.build(p).bits_per_symbol(p) / entropy(p) - 1)
     assert found
@@ -236,9 +235,3 @@ def redundancies(alphabet: int, least: float, most: float = math.inf) -> list[fl
 def test_it_is_what_the_docstring_says(alphabet):
     _, least, most = next(claim for claim in CLAIMS if alphabet <= claim[0])
     assert max(redundancies(alphabet, least)) <= most
-
-
-def test_the_docstring_does_not_say_too_much():
-    """1 % does not hold for 63 symbols at 0.12 bits; 5 symbols at 0.012 bits are 9 % off."""
-    assert 0.025 < max(redundancies(63, 0.12, 0.12)) < 0.031
-    assert 0.08 < max(redundancies(5, 0.012, 0.012)) < 0.12

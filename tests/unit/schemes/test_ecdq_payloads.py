@@ -8,30 +8,17 @@ import numpy as np
 import pytest
 import torch
 import unit_oracles
-import wire_decoder as wire
 from kernel_cases import heavy, ordinary, vector
 
 from hvd_adaptive import ECDQ, PayloadError
 from hvd_adaptive.codec.dithered_code import DitheredCode
 from hvd_adaptive.kernels import dithered, module
 
-from oracle.in_force import known_of  # isort: skip
-
 BUCKET = 500
 
 
 def decode(scheme: ECDQ, data: bytes) -> torch.Tensor:
     return scheme.decode(torch.from_numpy(np.frombuffer(data, np.uint8).copy()))
-
-
-def test_a_plain_reader_reads_bodies_of_several_segments():
-    """Segments end after 65,536 coordinates; whole buckets of zeros have a step of 0."""
-    flat = vector(heavy, 70_000)
-    flat[700:1700] = 0
-    scheme = ECDQ(relative_variance=0.2, bucket_size=BUCKET, keep_zeros=False)
-    payload = scheme.encode(flat, seed=5)
-    _, values = wire.decode(payload.numpy().tobytes(), known_of(scheme))
-    assert torch.equal(scheme.decode(payload).double(), torch.from_numpy(values))
 
 
 def test_integers_that_the_books_do_not_expect_travel_as_they_are():
@@ -99,32 +86,6 @@ def test_ends_that_lie(which):
             decode(SCHEME, changed(HEAD + which, "I", (end + change) % 2**32))
 
 
-def test_lies_about_lengths():
-    """The other fields are compared for every scheme alike (test_hostile_payloads.py)."""
-    for count in (0, 1, N - 50, N + 50, N + BUCKET, 2**31, 2**40, 2**62, 2**64 - 1):
-        with pytest.raises(PayloadError):
-            decode(SCHEME, unit_oracles.forge(good(), coordinates=count))
-    for size in range(HEAD - HEAD % 8, len(good()) - 8, 40):
-        with pytest.raises(PayloadError):
-            decode(SCHEME, unit_oracles.forge(good()[:size], length=size))
-
-
-def test_mutated_payloads_never_crash():
-    """Bytes changed at random, the checksum made right: refused, or some numbers of the length."""
-    scheme = ECDQ(relative_variance=0.2, bucket_size=BUCKET)
-    data = scheme.encode(vector(heavy, N), seed=0).numpy()
-    rng, refused = np.random.default_rng(0), 0
-    for _ in range(700):
-        mutated = data.copy()
-        places = rng.integers(96, data.size, rng.integers(1, 4))
-        mutated[places] = rng.integers(0, 256, places.size)
-        try:
-            assert decode(scheme, unit_oracles.forge(mutated.tobytes())).numel() == N
-        except PayloadError:
-            refused += 1
-    assert refused > 150
-
-
 # Updates and state --------------------------------------------------------------------------------
 
 
@@ -149,14 +110,6 @@ def test_ranks_agree_after_an_update():
             codec.count(own_payload)
     with pytest.raises(PayloadError, match="table"):
         alone.decode(payload)
-
-
-def test_nothing_to_fit_is_a_value_error():
-    scheme = ECDQ(bits=2.0, bucket_size=BUCKET)
-    with pytest.raises(ValueError, match="no bucket"):
-        scheme.fit([torch.zeros(BUCKET), torch.full((BUCKET,), torch.nan)])
-    with pytest.raises(ValueError, match="gradients"):
-        scheme.fit("zeros")
 
 
 def test_a_fixed_variance_stays():

@@ -133,6 +133,10 @@ TOGETHER = [
     (QCS, {"measurements": 100}, "quantizer_range=None: must be 0.5 or an integer from 1 to 127"),
     (QCS, {"parameter_bits": {"*": 4}}, "parameter_bits="),
     *(
+        (kind, {"symmetric": True, "coding": "elias"}, "coding='elias': .*symmetric=False")
+        for kind in (ALQ, AMQ, QSGD, NUQSGD)
+    ),
+    *(
         (ALQ, {"update_steps": steps}, "update_steps")
         for steps in ([0, 100, 2.5], [5, "a"], {0, None}, [0, 100, -1], (0, 10, True))
     ),
