@@ -216,14 +216,7 @@ STATISTICS: dict[str, Callable[[int], HistogramStatistic | NormalStatistic]] = {
 
 @dataclasses.dataclass(frozen=True)
 class Adaptation:
-    """Keywords of a scheme that is fitted to gradients.
-
-    Attributes:
-        normalized: Weigh all buckets equally instead of by their squared norms.
-        update_steps: See ``adapt.schedule.UpdateSchedule``.
-        samples: Number of buckets to sample.
-        statistics: Kind of statistics, a key of ``STATISTICS``.
-    """
+    """Keywords of a scheme that is fitted to gradients, as ``schemes.alq.ALQ`` describes them."""
 
     normalized: bool = False
     update_steps: Iterable[int] | Callable[[int], bool] | None = None

@@ -150,10 +150,6 @@ class Updates:
         due = self.at(step)
         return due.first or due.second
 
-    def needs_samples(self, step: int) -> bool:
-        """Return whether ``run`` must be called; see ``Due.samples``."""
-        return self.at(step).samples
-
     def prepare_second_stages(self, ranks: int, labels: Sequence[str], step: int) -> None:
         """Make the second stages of parts before ``step``, at which new tables are fitted."""
         for label in labels:

@@ -54,8 +54,16 @@ class LevelTable:
             )
         check_magnitudes(magnitudes, self.symmetric, "table")
         check_magnitudes(magnitudes.astype(np.float32), self.symmetric, "table")  # as kernels do
-        if self.probabilities is not None:
-            self._check_probabilities()
+        if self.probabilities is None:
+            return
+        p, count = np.array(self.probabilities, dtype=np.float64), len(self.levels)
+        object.__setattr__(self, "probabilities", p)
+        p.flags.writeable = False
+        if p.shape != (count,) or not np.all((p >= 0) & np.isfinite(p)) or not p.sum() > 0:
+            raise ValueError(
+                f"table: probabilities must be {count} numbers, not negative, finite and not all "
+                f"zero: {p.tolist()}"
+            )
 
     @classmethod
     def from_levels(
@@ -113,14 +121,3 @@ class LevelTable:
         symmetric = states.flag(state, "symmetric", of)
         version = states.whole(state, "version", 0, states.MOST_VERSION, of)
         return cls(bits, symmetric, magnitudes, version, probabilities)
-
-    def _check_probabilities(self) -> None:
-        p = np.array(self.probabilities, dtype=np.float64)
-        object.__setattr__(self, "probabilities", p)
-        p.flags.writeable = False
-        count = len(self.levels)
-        if p.shape != (count,) or not np.all((p >= 0) & np.isfinite(p)) or not p.sum() > 0:
-            raise ValueError(
-                f"table: probabilities must be {count} numbers, not negative, finite and not all "
-                f"zero: {p.tolist()}"
-            )

@@ -186,7 +186,7 @@ class Quantizer(ABC):
     def body_roundtrip(self, flat: torch.Tensor, key: int) -> torch.Tensor:
         """Return ``flat`` (float32) encoded in a body, and decoded."""
         out = torch.empty_like(flat)
-        self.decode_bodies([self._body(flat, key)], [key], 1.0, out, add=False)
+        self.decode_own_bodies([self._body(flat, key)], [key], 1.0, out, add=False)
         return out
 
     @property

@@ -111,12 +111,7 @@ class DRIVE(EDEN):
 
 
 class EDENCodec(Codec):
-    """Codec of EDEN.
-
-    Args:
-        settings: Shared settings.
-        bits: Bits per coordinate: 1 to 8, or one of ``FRACTIONS``.
-    """
+    """Codec of EDEN; ``bits`` is 1 to 8, or one of ``FRACTIONS``."""
 
     name = "eden"
 
@@ -166,8 +161,8 @@ class EDENCodec(Codec):
         flat = self._clipped(flat)
         scales, words = self._split(body, flat.numel())
         encode = kernels.for_device(flat.device, "eden").encode
-        size = self.settings.bucket_size
-        encode(flat, scales, words, size, self._levels, self._shared, _own_stream(key))
+        size, own = self.settings.bucket_size, stream_key(key, Inside.ROTATION)
+        encode(flat, scales, words, size, self._levels, self._shared, own)
 
     def add_bodies(
         self, bodies: Sequence[torch.Tensor], keys: Sequence[int], factor: float, out: torch.Tensor
@@ -194,18 +189,12 @@ class EDENCodec(Codec):
         if factor != 1.0:
             out *= factor
 
-    def body_roundtrip(self, flat: torch.Tensor, key: int) -> torch.Tensor:
-        """See ``Quantizer.body_roundtrip``; the rotation is known, so a GPU is not waited for."""
-        out = torch.zeros_like(flat)
-        self._add([(self._body(flat, key), key)], self._shared, out)
-        return out
-
     def _add(
         self, pairs: Sequence[tuple[torch.Tensor, int]], shared: int, out: torch.Tensor
     ) -> None:
         """Add the values of bodies that share a rotation, given with their keys."""
         payloads = [self._split(body, out.numel()) for body, _ in pairs]
-        streams = [_own_stream(key) for _, key in pairs]
+        streams = [stream_key(key, Inside.ROTATION) for _, key in pairs]
         decode = kernels.for_device(out.device, "eden").decode_add
         decode(payloads, self.settings.bucket_size, self._levels, shared, streams, out)
 
@@ -213,8 +202,3 @@ class EDENCodec(Codec):
         """Return scales and words of a body."""
         at = KEY_BYTES + 4 * self._buckets(coordinates)
         return body[KEY_BYTES:at].view(torch.float32), body[at:].view(torch.int32)
-
-
-def _own_stream(key: int) -> int:
-    """Return the stream of signs of a payload's own rotation."""
-    return stream_key(key, Inside.ROTATION)

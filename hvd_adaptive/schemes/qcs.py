@@ -135,14 +135,7 @@ class QCS(GradientCompressor):
 
 
 class QCSCodec(Codec):
-    """Codec of QCS.
-
-    Args:
-        settings: Shared settings.
-        estimator: "unbiased" or "mmse".
-        measurements: k.
-        quantizer_range: Q: 0.5, or an integer.
-    """
+    """Codec of QCS; k is ``measurements``, Q ``quantizer_range``."""
 
     name = "qcs"
 

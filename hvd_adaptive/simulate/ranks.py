@@ -174,7 +174,7 @@ class Ranks:
         parts = exchange.parts_among(self.layout.groups)
         for averages in exchange.averages_of:
             updates.prepare_second_stages(averages, parts, step)
-        return updates.needs_samples(step)
+        return updates.at(step).samples
 
     def refit(self, step: int) -> None:
         """Sample all ranks' gradients, and update the tables if the schedule says so."""

@@ -65,13 +65,6 @@ def test_averages_are_within_the_error_that_exact_variances_allow(part):
     check()
 
 
-@pytest.mark.parametrize("per_node", [1, 2, 3, 6])
-def test_nodes(per_node):
-    keywords = {"bits": 8, "norm": "linf", "bucket_size": 64, "exchange": "hierarchical"}
-    keywords |= {"ranks_per_node": per_node, "second_stage_bits": 8, "fusion_bytes": 20_000}
-    assert wrong_in(Case("QSGD", keywords, 6, [(40, 40), (300,), (40, 40), (5000,)])) == []
-
-
 def test_a_wrong_average_is_found(monkeypatch):
     """As if the second rank had sent the first one's gradient again."""
     taken = Ranks.take

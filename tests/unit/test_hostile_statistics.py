@@ -79,7 +79,7 @@ def test_samples_that_say_nothing_keep_the_table(scheme):
         assert np.array_equal(table(compressor), before), name
 
 
-@pytest.mark.parametrize("scheme", ("alq-3", "ecdq-3"))
+@pytest.mark.parametrize("scheme", ("alq-3", "ecdq-3", "qsgd-3-huffman"))
 def test_hostile_statistics_give_a_valid_table_without_a_warning(scheme):
     for poison in (np.nan, np.inf, -1e9, 1e200, 1e308):
         compressor = make(scheme)

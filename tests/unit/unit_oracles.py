@@ -67,16 +67,6 @@ def pack_radix(codes: list[int], alphabet: int) -> list[int]:
     return [streams[lane] >> (32 * word) & M32 for word in range(words) for lane in range(16)]
 
 
-def payload_length(
-    n: int, alphabet: int, bucket: int, tail: str = "quantize", itemsize: int = 4
-) -> int:
-    """96 + scales and words, rounded up to 8 + full-precision coordinates, rounded up to 8."""
-    full = n % bucket if tail == "full" else 0
-    quantized = n - full
-    body = 4 * (-(-quantized // bucket) + word_count(quantized, alphabet))
-    return 96 + -(-body // 8) * 8 + -(-full * itemsize // 8) * 8
-
-
 def read_field(payload: bytes, name: str) -> int | bytes:
     at, kind = FIELDS[name]
     return struct.unpack_from("<" + kind, payload, at)[0]

@@ -45,7 +45,7 @@ class Run:
             step.arrive(slot, gradient)
         if compressor._training.updates.due(step.number):
             self.due.append(step.number)
-        if compressor._training.updates.needs_samples(step.number):
+        if compressor._training.updates.at(step.number).samples:
             compressor._training.updates.run(
                 step.number,
                 step.samples,
@@ -179,7 +179,7 @@ def test_rank_one_follows_from_the_broadcast_alone():
 
     for step in range(40):
         own, elsewhere = gradients(step, A if step < 5 else ()), gradients(step)
-        due = [run.rank.compressor._training.updates.needs_samples(step) for run in (first, other)]
+        due = [run.rank.compressor._training.updates.at(step).samples for run in (first, other)]
         assert due[0] == due[1]
         if due[0]:
             for run, seen, meet in ((first, own, fits), (other, elsewhere, takes)):

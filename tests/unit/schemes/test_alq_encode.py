@@ -32,21 +32,24 @@ TABLES = {
 }
 
 
-@pytest.mark.parametrize("kind", [*TABLES, "zero-based"])
-def test_wrong_tables(kind):
-    table = TABLES.get(kind, SEVEN)
-    for symmetric in (True, False)[: 2 - (table is SEVEN)]:
-        with pytest.raises(ValueError, match="table"):
-            ALQ(bits=3, symmetric=symmetric, table=table)
+@pytest.mark.parametrize("kind", TABLES)
+@pytest.mark.parametrize("symmetric", (True, False))
+def test_wrong_tables(kind, symmetric):
+    with pytest.raises(ValueError, match="table"):
+        ALQ(bits=3, symmetric=symmetric, table=TABLES[kind])
 
 
 @pytest.mark.parametrize(
-    ("table", "told"),
-    [(EIGHT, "must be zero if symmetric=False"), ([-1, 0, 1], "must have 7 levels for bits=3")],
+    ("symmetric", "table", "told"),
+    [
+        (True, SEVEN, "must be positive if symmetric=True"),
+        (False, EIGHT, "must be zero if symmetric=False"),
+        (False, [-1, 0, 1], "must have 7 levels for bits=3"),
+    ],
 )
-def test_wrong_tables_for_a_zero_based_compressor(table, told):
+def test_tables_of_the_other_form(symmetric, table, told):
     with pytest.raises(ValueError, match=f"table: .*{told}"):
-        ALQ(bits=3, table=table)
+        ALQ(bits=3, symmetric=symmetric, table=table)
 
 
 def test_good_tables_are_taken_as_they_are():

@@ -10,7 +10,7 @@ import torch
 from exact_errors import relative_error
 from scheme_cases import PAPER
 
-from hvd_adaptive import ALQ, AMQ, NUQSGD
+from hvd_adaptive import ALQ, AMQ, ECDQ, NUQSGD, QSGD
 
 BUCKET = 256
 
@@ -97,15 +97,34 @@ def test_non_finite_zero_and_overflowing_buckets_are_ignored(bad, statistics):
     torch.testing.assert_close(one.levels, two.levels, rtol=1e-9, atol=1e-12)
 
 
-def test_nothing_to_fit_is_a_value_error_and_keeps_the_table():
-    compressor = ALQ(bits=3, bucket_size=BUCKET)
-    before = compressor.levels.clone()
-    compressor.levels.zero_()  # a copy
+@pytest.mark.parametrize(
+    "compressor",
+    [ALQ(bits=3, bucket_size=BUCKET), QSGD(coding="huffman"), ECDQ(bits=2)],
+    ids=["alq", "qsgd", "ecdq"],
+)
+def test_nothing_to_fit_is_a_value_error_and_keeps_the_table(compressor):
+    codec = compressor.parts.default
+    before = codec.table_fingerprint
     zeros, infinite = torch.zeros(BUCKET), torch.full((BUCKET,), float("inf"))
-    for nothing in (zeros, infinite * 0, torch.empty(0), [], torch.zeros(3), [zeros, infinite]):
+    for nothing in (
+        zeros,
+        infinite * 0,
+        torch.empty(0),
+        [],
+        torch.zeros(3),
+        [zeros, infinite],
+        "0",
+    ):
         with pytest.raises(ValueError, match="gradients"):
             compressor.fit(nothing)
-        assert torch.equal(compressor.levels, before) and compressor.report()["table_version"] == 0
+        assert (codec.table_fingerprint, codec.table_version) == (before, 0)
+
+
+def test_levels_are_a_copy():
+    compressor = ALQ(bits=3)
+    before = compressor.levels.clone()
+    compressor.levels.zero_()
+    assert torch.equal(compressor.levels, before)
 
 
 def test_weights_are_the_squared_norms_unless_normalized():

@@ -10,25 +10,6 @@ import torch
 from hvd_adaptive import ALQ, AMQ, Tuning
 
 
-def fitted(**keywords) -> ALQ:
-    compressor = ALQ(bits=3, bucket_size=100, **keywords)
-    compressor.fit(torch.linspace(-1, 1, 1000) ** 3)
-    return compressor
-
-
-def test_state_is_a_snapshot():
-    compressor = fitted()
-    state = compressor.state_dict()
-    kept = compressor.levels.clone()
-    state["table"]["magnitudes"].zero_()
-    assert torch.equal(compressor.levels, kept)
-    again = compressor.state_dict()
-    other = ALQ(bits=3, bucket_size=100)
-    other.load_state_dict(again)
-    again["table"]["magnitudes"].zero_()
-    assert torch.equal(other.levels, kept)
-
-
 @pytest.mark.parametrize("scheme", (ALQ, AMQ))
 def test_state_of_other_bits_norm_or_symmetry_is_refused(scheme):
     """The message names both values of what differs."""

@@ -100,12 +100,6 @@ def test_three_levels_are_optimal_and_more_are_near_the_optimum(kind):
         assert found[5] <= 1.2 * best[5] and found[9] <= 1.2 * best[9]
 
 
-def test_uniform_coordinates_have_even_levels():
-    """Remark 1.1."""
-    values = np.linspace(-1, 3, 4001).astype(np.float32)
-    np.testing.assert_allclose(levels_of(values, 9), np.linspace(-1, 3, 9), atol=2e-3)
-
-
 def test_levels_of_a_law_satisfy_equation_eight():
     """A large normal sample between -4 and 4: the integrals of Eq. 8 hold for each split."""
     from scipy import stats

@@ -1,8 +1,7 @@
-"""QCS as a compressor: choice of k and Q, zeros, hostile payloads, wrong keywords."""
+"""QCS as a compressor: choice of k and Q, lengths, zeros."""
 
 from __future__ import annotations
 
-import itertools
 import math
 
 import numpy as np
@@ -73,16 +72,6 @@ def test_zero_projections():
     decoded = scheme.decode(scheme.encode(torch.ones(2000), seed=1)).view(-1, 2)
     zero = (decoded == 0).all(dim=1)
     assert 400 < zero.sum() < 600 and decoded[~zero].all()
-
-
-def test_hostile_scales_and_codes_do_not_crash():
-    scheme = QCS(bucket_size=64, measurements=40, quantizer_range=127)
-    payload = scheme.encode(gradient(150), seed=0).numpy().tobytes()
-    for value, at in itertools.product((np.nan, np.inf, -1.0, 1e38), range(3)):
-        data = bytearray(payload)
-        data[96 + 4 * at : 100 + 4 * at] = np.float32(value).tobytes()
-        data[108:] = b"\xff" * len(data[108:])
-        assert scheme.decode(oracle.forged(bytes(data))).numel() == 150
 
 
 def test_settings_are_told():

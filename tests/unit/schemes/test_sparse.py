@@ -125,12 +125,6 @@ def test_the_rice_parameter_is_the_best():
     assert rice_parameter(1.0) == 0 and rice_parameter(1e-300) == 29
 
 
-def test_a_threshold_that_overflows_makes_its_bucket_nan():
-    flat = torch.full((10,), 3e38)
-    scheme = SparseSGD(density=0.01)
-    assert scheme.decode(scheme.encode(flat)).isnan().all()
-
-
 def test_lies_about_exact_values_are_refused():
     scheme = SparseSGD(density=0.05, bucket_size=BUCKET)
     data = bytearray(scheme.encode(vector(heavy, 2 * BUCKET)).numpy().tobytes())

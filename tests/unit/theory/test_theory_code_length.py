@@ -74,12 +74,22 @@ def test_code_length_bound_is_nearly_reached():
     assert 0.999 * bound < huffman_bits(v, np.array([0.0, 1.0]), False, np.inf) <= bound
 
 
-def test_code_length_bounds_by_hand():
-    """Theorem 10, then 3, with the number of nonzero coordinates."""
+def test_formulas_by_hand():
+    """Theorem 10, then 3, with the number of nonzero coordinates; QSGD's and NUQSGD's."""
     assert code_length_bound([0.05, 0.1, 0.4, 1.0], 1000, np.inf, True) == 32 + 1000 * (3 + 1)
     expected = 16 + (4 + 2 * 10) + 100 * (np.log2(3) + 1)
     found = code_length_bound([0.0, 0.5, 1.0], 100, 2, False, norm_bits=16)
     np.testing.assert_allclose(found, expected)
+    np.testing.assert_allclose(nonzero_bound(uniform(3), 10_000), 3 * (3 + 100))
+    np.testing.assert_allclose(nonzero_bound(exponential(3), 10_000), 64 + 8 * 100)
+    expected = 32 + 101 * (3 + 1.5 * np.log2(20002 / 101))
+    np.testing.assert_allclose(qsgd_code_length(1, 10_000), expected)
+    np.testing.assert_allclose(qsgd_code_length(100, 10_000), 9 * 10_000 + 32)
+    assert qsgd_dense_code_length(1000) == 2832
+    assert qsgd_dense_code_length(1000, norm_bits=0) == 2800
+    n = 4 + 2 * np.sqrt(500)  # s = 1 and d = 500
+    expected = 32 + n * (3 + np.log2(500 / n) + np.log2(0.5 * np.log2(8 * 504 / n)))
+    np.testing.assert_allclose(nuqsgd_code_length(1, 500), expected)
 
 
 @given(
@@ -96,11 +106,6 @@ def test_nonzero_bound_is_never_exceeded(seed, dimension, order):
     for v in hard_vectors(levels, False, dimension, order, seed):
         r = np.minimum(np.abs(v) / np.linalg.norm(v, ord=order), 1.0)
         assert np.minimum(r / levels[1], 1.0).sum() <= bound * (1 + 1e-9)
-
-
-def test_nonzero_bound_is_the_three_papers():
-    np.testing.assert_allclose(nonzero_bound(uniform(3), 10_000), 3 * (3 + 100))
-    np.testing.assert_allclose(nonzero_bound(exponential(3), 10_000), 64 + 8 * 100)
 
 
 def test_elias_codes():
@@ -188,15 +193,6 @@ def test_sparse_code_at_root_n_takes_more_than_corollary_3_3_where_nothing_is_ze
     assert sparse_code_bits(numbers) == 32 + 3 * n > qsgd_dense_code_length(n)
 
 
-def test_qsgd_formula_by_hand():
-    np.testing.assert_allclose(
-        qsgd_code_length(1, 10_000), 32 + 101 * (3 + 1.5 * np.log2(20002 / 101))
-    )
-    np.testing.assert_allclose(qsgd_code_length(100, 10_000), 9 * 10_000 + 32)
-    assert qsgd_dense_code_length(1000) == 2832
-    assert qsgd_dense_code_length(1000, norm_bits=0) == 2800
-
-
 @pytest.mark.parametrize("dimension", [1024, 16_384])
 def test_dense_code_of_corollary_3_3(dimension):
     """Huffman over signed integers at s = sqrt(n), for every vector of the list."""
@@ -208,10 +204,3 @@ def test_dense_code_of_corollary_3_3(dimension):
         assert found[-1] <= qsgd_dense_code_length(dimension)
         assert entropy_bits(shares) <= np.log2(2 * np.pi * np.e * (2 + 1 / 12)) / 2
     assert max(found) > 0.7 * qsgd_dense_code_length(dimension)
-
-
-def test_nuqsgd_formula_by_hand():
-    """s = 1 and d = 500: n = 4 + 2 sqrt(500)."""
-    n = 4 + 2 * np.sqrt(500)
-    expected = 32 + n * (3 + np.log2(500 / n) + np.log2(0.5 * np.log2(8 * 504 / n)))
-    np.testing.assert_allclose(nuqsgd_code_length(1, 500), expected)
