@@ -4,10 +4,9 @@ A scheme's kernels always write fixed-width or radix words. If ``coding=`` names
 words are unpacked, coded and discarded, segment by segment. A receiver restores the same words
 before it decodes them.
 
-The stream is little-endian. It begins with one u32 for each segment: the end of the segment's
-bytes, counted from the first byte after these numbers. The segments' bytes follow. Every segment is
-a stream of its own and begins at a byte, so segments can be coded in parallel, and any range of
-coordinates can be decoded alone. All segments except the last have ``segment`` coordinates.
+docs/wire_format.md describes the stream. Every segment is a stream of its own and begins at a byte,
+so segments can be coded in parallel, and any range of coordinates can be decoded alone. All
+segments except the last have ``segment`` coordinates.
 
 To add a coder, write a subclass in its own file with ``encode_segment``, ``decode_segment`` and the
 two bounds, an entry in coders.CODERS and a number in ``coding.CODINGS``.

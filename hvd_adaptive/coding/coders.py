@@ -14,11 +14,7 @@ from hvd_adaptive.kernels.packing import Packing
 
 
 class HuffmanCoder(Coder):
-    """Coder of blocks of codes by a book that all ranks share (coding/prefix_code.py).
-
-    A segment holds the codes of its blocks; the last block is completed, and bits 0 fill the last
-    byte.
-    """
+    """Coder of blocks of codes by a book that all ranks share (coding/prefix_code.py)."""
 
     name = "huffman"
     fitted = True
@@ -76,12 +72,10 @@ def _is_used_up(data: np.ndarray, end: int) -> bool:
 class EliasCoder(Coder):
     """QSGD's Code_s (section 3.1) and NUQSGD's ENCODE (section 3.2), for tables with a zero.
 
-    Bytes of a segment are filled from their highest bit. With ω the code of omega.py, every nonzero
-    coordinate is coded as ω(distance from the previous nonzero coordinate; for the first one, its
-    position from 1), a sign bit (0 positive, 1 negative), and ω(number of its level, from 1). If
-    the last coordinate is zero, the distance to the position after it ends the segment (the papers
-    do not state how a decoder detects that no nonzero coordinate follows). Bits 0 fill the last
-    byte.
+    Of every nonzero coordinate the distance from the previous one, the sign and the number of the
+    level are coded (docs/wire_format.md). If the last coordinate is zero, the distance to the
+    position after it ends the segment; the papers do not state how a decoder detects that no
+    nonzero coordinate follows.
 
     In the papers a sequence covers one bucket and follows its norm. Here all norms come first, and
     a sequence covers all buckets of a segment. Compared to one sequence for everything, a segment

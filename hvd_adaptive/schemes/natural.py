@@ -26,8 +26,7 @@ class NaturalCompression(GradientCompressor):
     most t²/8 (at |t| = 4/3 2**a): the variance is at most 1/8 of the squared norm (their ω). There
     is no norm and no table. Nine bits are sent for each coordinate: the exponent (8) and the sign.
 
-    The body holds one byte for each coordinate with its exponent field, padded to a multiple of
-    four bytes, then the sign bits' 32-bit words (docs/wire_format.md). Powers are float32's:
+    Powers are float32's:
 
     - Below 2**-126 a coordinate becomes 0 or 2**-126, without bias, but with a relative variance
       that exceeds 1/8. Zeros stay zeros.

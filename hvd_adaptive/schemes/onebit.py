@@ -23,9 +23,7 @@ class OneBitSGD(GradientCompressor):
     never exceeds the gradient's square. The sum over a bucket is preserved. Nothing is random, and
     the result is biased.
 
-    The body holds two float32 for each bucket (the mean of the negative and of the other
-    coordinates), then the bits' 32-bit words (docs/wire_format.md). A bucket with NaN or Inf
-    becomes NaN.
+    A bucket with NaN or Inf becomes NaN.
 
     Args:
         error_feedback: Weight of the residual that is carried to the next step. 1.0 is the paper's

@@ -35,7 +35,7 @@ def some_codes(rng, count: int, alphabet: int, density: float) -> np.ndarray:
 
 
 def stream(codes: np.ndarray, alphabet: int) -> bytes:
-    """What the docstring of coding/coders.py says."""
+    """What docs/wire_format.md says."""
     out, run = "", 0
     for code in codes.tolist():
         run, level = run + 1, code - alphabet // 2
