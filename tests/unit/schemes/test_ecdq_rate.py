@@ -140,11 +140,14 @@ def test_the_default_is_for_gaussian_buckets(bits):
 
 @pytest.mark.many
 @pytest.mark.parametrize("law", ("laplace", "student", "positive"))
-@pytest.mark.parametrize("bits", (0.5, 1.0, 2.0, 5.0, 8.0))
-def test_a_fit_meets_the_budget(law, bits):
-    scheme, flat = ECDQ(bits=bits), vector(law)
+@pytest.mark.parametrize(
+    ("bits", "size"), [(0.5, 8192), (1.0, 8192), (2.0, 8192), (5.0, 8192), (8.0, 8192), (2.0, 32)]
+)
+def test_a_fit_meets_the_budget(law, bits, size):
+    """Buckets of few coordinates pay for their steps."""
+    scheme, flat = ECDQ(bits=bits, bucket_size=size), vector(law)
     scheme.fit(flat)
-    assert abs(bits_of(scheme, flat) / bits - 1) < 0.015
+    assert abs(bits_of(scheme, flat) / bits - 1) < 0.02
 
 
 def test_sparse_gradients_use_what_they_need():
@@ -160,13 +163,6 @@ def test_sparse_gradients_use_what_they_need():
     assert DitheredCode.of_rate(law, 2.0, 1e-3).delta == MOST_DELTA
     zeros = Histogram([0, 0.5, 1.0], [0, 1e-9], zero_mass=1.0)
     assert DitheredCode.of_rate(zeros, 2.0, 3.0).delta == LEAST_DELTA
-
-
-def test_buckets_of_few_coordinates_pay_for_their_steps():
-    flat = vector("gaussian")[:65536]
-    scheme = ECDQ(bits=2.0, bucket_size=32)
-    scheme.fit(flat)
-    assert abs(bits_of(scheme, flat) / 2 - 1) < 0.02
 
 
 def test_update_steps_become_rarer():

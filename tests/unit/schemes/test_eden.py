@@ -127,10 +127,5 @@ def test_drive_is_eden_with_one_bit():
     assert torch.equal(drive.encode(x, seed=4), eden.encode(x, seed=4))
     drive.set(bucket_size=512)
     assert drive.parts.default.bits == 1
-
-
-def test_other_bits_of_some_parameters():
     eden = EDEN(bits=1, parameter_bits={"*.bias": 4})
     assert (eden.parts.default.bits, eden.parts["bits=4"].bits) == (1, 4)
-    with pytest.raises(ValueError, match="parameter_bits"):
-        DRIVE(parameter_bits={"*.bias": 4})

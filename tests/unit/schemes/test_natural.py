@@ -48,11 +48,8 @@ def test_powers_of_two_and_zeros_stay_as_they_are():
     scheme = NaturalCompression(bucket_size=BUCKET)
     decoded = scheme.decode(scheme.encode(flat, seed=0)).double().numpy()
     np.testing.assert_array_equal(decoded, flat.double().numpy())
+    assert scheme.parts.default.body_bytes(512 * 1000) * 8 == 9 * 512 * 1000
     assert not np.signbit(decoded[-603:]).any()
-
-
-def test_a_coordinate_takes_nine_bits():
-    assert NaturalCompression().parts.default.body_bytes(512 * 1000) * 8 == 9 * 512 * 1000
 
 
 def test_forged_codes_decode_to_nan_or_powers():
