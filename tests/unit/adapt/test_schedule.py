@@ -33,6 +33,8 @@ def test_collections_and_iterables():
     assert due(UpdateSchedule([20, 3, 7, 3]), 50) == [3, 7, 20], "in any order, repeats are one"
     for steps in ([], iter(()), lambda step: False):
         assert due(UpdateSchedule(steps), 100) == []
+    assert due(UpdateSchedule(lambda step: step % 4 == 1), 10) == [1, 5, 9]
+    assert due(UpdateSchedule(lambda step: np.bool_(step == 2)), 5) == [2]
 
 
 def test_endless_iterables_are_read_only_as_far_as_needed():
@@ -48,11 +50,6 @@ def test_endless_iterables_are_read_only_as_far_as_needed():
     assert taken[-1] <= 35
     assert due(UpdateSchedule(itertools.count(0, 1000)), 2001) == [0, 1000, 2000]
     assert due(UpdateSchedule(range(0, 10**12, 4)), 9) == [0, 4, 8]
-
-
-def test_callables():
-    assert due(UpdateSchedule(lambda step: step % 4 == 1), 10) == [1, 5, 9]
-    assert due(UpdateSchedule(lambda step: np.bool_(step == 2)), 5) == [2]
 
 
 def test_copies_are_asked_apart_but_read_one_iterable():

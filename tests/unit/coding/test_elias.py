@@ -81,14 +81,6 @@ def test_streams_are_as_told(alphabet, density):
         check(some_codes(rng, count, alphabet, density), alphabet)
 
 
-@settings(max_examples=100)
-@given(st.data())
-def test_any_codes(data):
-    alphabet = data.draw(st.sampled_from((3, 9, 255)))
-    code = st.one_of(st.just(alphabet // 2), st.integers(0, alphabet - 1))
-    check(np.array(data.draw(st.lists(code, max_size=60)), np.uint8), alphabet)
-
-
 @pytest.mark.parametrize("place", (0, 65_535, 131_071))
 def test_one_nonzero_in_the_longest_segment(place):
     for alphabet, code in ((3, 0), (255, 254)):

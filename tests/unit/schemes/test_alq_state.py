@@ -1,4 +1,4 @@
-"""State, report and representation."""
+"""State and representation."""
 
 from __future__ import annotations
 
@@ -42,20 +42,6 @@ def test_states_of_the_former_defaults(scheme):
     assert torch.equal(new.levels, old.levels)
     with pytest.raises(ValueError, match="norm='l1'"):
         new.load_state_dict(state | {"norm": "l1"})
-
-
-def test_report_of_a_step():
-    compressor = ALQ()
-    before = compressor.report()
-    assert before["coordinates"] == before["payload_bytes"] == before["wire_bytes"] == 0
-    current = compressor._training.meter.current
-    current.coordinates, current.uncompressed_bytes, current.payload_bytes = 1000, 4000, 500
-    current.squared_error, current.squared_norm, current.wire_bytes = 2.0, 8.0, 1500
-    assert compressor.report()["coordinates"] == 0, "a step that is not over is not told"
-    compressor._training.meter.finish()
-    report = compressor.report()
-    assert report["bits_per_coordinate"] == 4.0 and report["relative_error"] == 0.25
-    assert report["wire_bytes"] == 1500 and report["uncompressed_bytes"] == 4000
 
 
 def test_repr_names_what_was_chosen():

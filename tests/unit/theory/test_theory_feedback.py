@@ -13,7 +13,6 @@ from hvd_adaptive.theory import (
     best_feedback,
     feedback_limit,
     mmse_error,
-    qcs_variance_bound,
     residual_bound,
 )
 
@@ -147,10 +146,6 @@ def test_equations_as_printed(gamma):
     assert best_feedback(gamma, correlated=False)[1] < bound
     assert best_feedback(gamma)[1] == pytest.approx(bound)
     assert best_feedback(gamma, "mmse", correlated=False)[1] == pytest.approx(gamma)
-
-
-def test_qcs_variance_bound_is_eq_10():
-    assert qcs_variance_bound(64, 16, 2) == pytest.approx(3 + 4 * math.log(16) / 15)
 
 
 def test_no_quantisation_no_residual():

@@ -81,20 +81,13 @@ def test_momentum_nonconvex_holds(constant, momentum, lookahead):
 BY_HAND = {"iterations": 99, "initial_gap": 5.0, "gradient_bound": 1.0, "bits": 8.0}
 
 
-def test_without_momentum_the_classical_bound():
-    """R^2/(2 alpha T) + alpha G^2/2 over T + 1 iterates."""
-    own = {"momentum": 0, "step_size": 0.1, "distance": 2.0, "variance": 2.0}
-    promise = momentum_convex(**BY_HAND, **own, second_moment=3.0)
-    np.testing.assert_allclose(promise.bound, 4 / (2 * 0.1 * 100) + 0.1 * 3 / 2)
-    assert promise.total_bits == 99 * 8.0
-
-
 def test_theorem_7_by_hand():
     """mu = 3/4, l = 2, alpha = 1/10, T + 1 = 100; V^2 + (1 + epsilon) B/M = 1 + 4 = 5."""
     own = {"momentum": 0.75, "lookahead": 2.0, "step_size": 0.1, "distance": 3.0}
     promise = momentum_convex(**BY_HAND, **own, second_moment=4.0, epsilon=1.0, processors=2)
     terms = 0.75 * 5 / (0.25 * 100), 0.25 * 9 / (2 * 0.1 * 100), 0.1 * (1 + 3) * 5 / (2 * 0.25)
     np.testing.assert_allclose(promise.bound, sum(terms))
+    assert promise.total_bits == 99 * 8.0
 
 
 def test_heavy_ball_is_torchs_momentum():
