@@ -8,17 +8,17 @@ The functions share these arguments:
 """
 
 from hvd_adaptive.levels.averaged import averaged_law as averaged_law
-from hvd_adaptive.levels.coordinate_descent import Descent as Descent
-from hvd_adaptive.levels.coordinate_descent import best_level as best_level
-from hvd_adaptive.levels.coordinate_descent import coordinate_descent as coordinate_descent
 from hvd_adaptive.levels.distributions import LOG_BINS as LOG_BINS
 from hvd_adaptive.levels.distributions import LOG_EDGES as LOG_EDGES
 from hvd_adaptive.levels.distributions import Distribution as Distribution
 from hvd_adaptive.levels.distributions import Histogram as Histogram
 from hvd_adaptive.levels.fit import SOLVERS as SOLVERS
 from hvd_adaptive.levels.fit import STARTS as STARTS
+from hvd_adaptive.levels.fit import Descent as Descent
 from hvd_adaptive.levels.fit import FitError as FitError
 from hvd_adaptive.levels.fit import FitResult as FitResult
+from hvd_adaptive.levels.fit import best_level as best_level
+from hvd_adaptive.levels.fit import coordinate_descent as coordinate_descent
 from hvd_adaptive.levels.fit import fit_levels as fit_levels
 from hvd_adaptive.levels.fit import fit_multiplier as fit_multiplier
 from hvd_adaptive.levels.fit import gradient_descent as gradient_descent
