@@ -21,7 +21,6 @@ from hvd_adaptive.codec.table_codec import TableCodec
 from hvd_adaptive.coding.coders import CODERS
 from hvd_adaptive.levels import (
     Distribution,
-    FitError,
     averaged_law,
     expected_variance,
     symbol_probabilities,
@@ -148,7 +147,7 @@ class AdaptiveCodec(FittedCodec, TableCodec):
                     for t in (self._table, table)
                 ]
                 outcome[1:] = [1.0, *variances, coverage.share]
-            except (FitError, ValueError) as error:
+            except ValueError as error:
                 table = self._table
                 logger.info("the level table was kept: %s", error)
         numbers = [np.array(outcome), table.magnitudes]

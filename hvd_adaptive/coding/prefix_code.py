@@ -78,8 +78,6 @@ class PrefixCode(PrefixTables):
         since blocks renew. The completed last block of a segment is not counted.
         """
         p = _checked(probabilities, floor=0.0)
-        if p.size != self.alphabet:
-            raise ValueError(f"probabilities: must have {self.alphabet} numbers, not {p.size}")
         inner, leaf = self._reached(p)
         return math.fsum(leaf * self.lengths) / math.fsum(inner)
 

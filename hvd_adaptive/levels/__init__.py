@@ -15,7 +15,6 @@ from hvd_adaptive.levels.distributions import Histogram as Histogram
 from hvd_adaptive.levels.fit import SOLVERS as SOLVERS
 from hvd_adaptive.levels.fit import STARTS as STARTS
 from hvd_adaptive.levels.fit import Descent as Descent
-from hvd_adaptive.levels.fit import FitError as FitError
 from hvd_adaptive.levels.fit import FitResult as FitResult
 from hvd_adaptive.levels.fit import best_level as best_level
 from hvd_adaptive.levels.fit import coordinate_descent as coordinate_descent

@@ -115,8 +115,6 @@ class Histogram(Distribution):
         zeros and of ones.
         """
         counts = np.asarray(counts, dtype=np.float64)
-        if counts.shape != (LOG_BINS + 2,):
-            raise ValueError(f"counts: must have shape {(LOG_BINS + 2,)}, not {counts.shape}")
         return cls(LOG_EDGES, counts[:LOG_BINS], *counts[LOG_BINS:])
 
     @classmethod

@@ -10,7 +10,6 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import ArrayLike
 
-from hvd_adaptive.base.checks import check_choice, check_integer
 from hvd_adaptive.levels.distributions import Array, Distribution
 from hvd_adaptive.levels.magnitudes import (
     LEAST_LEVEL,
@@ -201,10 +200,6 @@ SOLVERS: dict[str, Callable[[Array, Distribution, bool], Descent]] = {
 }
 
 
-class FitError(ValueError):
-    """The distribution does not determine any levels."""
-
-
 @dataclass(frozen=True)
 class FitResult:
     """Fitted table.
@@ -233,20 +228,14 @@ def fit_levels(
     ``solver`` one of ``SOLVERS``.
 
     Raises:
-        FitError: All mass lies at zero.
-        ValueError: A keyword is not allowed.
+        ValueError: All mass lies at zero.
     """
-    count = 1 << (check_integer("bits", bits, 2, 8) - 1)
-    check_choice("solver", solver, SOLVERS)
-    starts = [check_magnitudes(levels, symmetric) for levels in extra_starts]
-    for levels in starts:
-        if levels.shape != (count,):
-            raise ValueError(f"extra_starts: must have {count} levels each, not {levels.shape}")
+    count = 1 << (bits - 1)
     distribution = distribution.tabulate()
     if distribution.zero_mass >= 1:
-        raise FitError("distribution: all mass lies at zero, no level is better than another")
-    starts += [start(distribution, count, symmetric) for start in STARTS.values()]
-    descent = SOLVERS[solver](np.stack(starts), distribution, symmetric)
+        raise ValueError("distribution: all mass lies at zero, no level is better than another")
+    starts = [start(distribution, count, symmetric) for start in STARTS.values()]
+    descent = SOLVERS[solver](np.stack([*extra_starts, *starts]), distribution, symmetric)
     best = int(np.argmin(descent.history[-1]))
     return FitResult(descent.magnitudes[best], float(descent.history[-1][best]))
 

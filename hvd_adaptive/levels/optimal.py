@@ -60,8 +60,8 @@ def candidate_grid(histogram: Histogram, size: int) -> Array:
 def best_on_grid(candidates: ArrayLike, moments: Moments, count: int, symmetric: bool) -> Array:
     """Return the ``count`` ascending candidates with the least Psi; the last one is 1.
 
-    The candidates ascend from 0 to 1; ``moments`` are the law's at the candidates, k = 0..2. Fewer
-    candidates than levels raise ValueError.
+    The candidates, more than ``count``, ascend from 0 to 1; ``moments`` are the law's at the
+    candidates, k = 0..2.
     """
     x = np.asarray(candidates, dtype=np.float64)
     mass, mean, second = moments
@@ -70,8 +70,6 @@ def best_on_grid(candidates: ArrayLike, moments: Moments, count: int, symmetric:
         best = x**2 * mass - second
     else:
         best = np.where(np.arange(x.size) == 0, 0.0, np.inf)
-    if not 1 <= count <= x.size:
-        raise ValueError(f"count: must be from 1 to the grid's {x.size}, not {count}")
 
     def cost(low: Array, high: Array) -> Array:
         a, c = x[low], x[high]

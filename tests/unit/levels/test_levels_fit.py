@@ -1,4 +1,4 @@
-"""Fitted tables: near the empirical optimum, valid for every law, clear about wrong input."""
+"""Fitted tables: near the empirical optimum, valid for every law."""
 
 import numpy as np
 import pytest
@@ -9,7 +9,6 @@ from hvd_adaptive.levels import (
     LOG_BINS,
     SOLVERS,
     STARTS,
-    FitError,
     Histogram,
     Mixture,
     check_magnitudes,
@@ -100,9 +99,8 @@ def test_degenerate_laws_give_valid_tables(law, bits, solver, symmetric):
 
 @pytest.mark.parametrize("symmetric", [True, False])
 def test_all_zero_is_an_error(symmetric):
-    with pytest.raises(FitError, match="zero"):
+    with pytest.raises(ValueError, match="zero"):
         fit_levels(Histogram([0.0, 1.0], [0.0], zero_mass=1.0), 3, symmetric)
-    assert issubclass(FitError, ValueError)
 
 
 @BOTH
@@ -134,18 +132,5 @@ def test_extra_starts_are_used():
     with_extra = fit_levels(law, 4, True, extra_starts=[best])
     before = expected_variance(best, law, True)
     assert with_extra.objective <= before * (1 + 1e-9)
-
-
-@pytest.mark.parametrize(
-    ("arguments", "keyword"),
-    [
-        ({"bits": 1}, "bits"),
-        ({"bits": 9}, "bits"),
-        ({"solver": "newton"}, "solver"),
-        ({"extra_starts": [[0.5, 1.0]]}, "extra_starts"),
-        ({"extra_starts": [[0.5, 0.4, 0.6, 1.0]]}, "magnitudes"),
-    ],
-)
-def test_bad_arguments(arguments, keyword):
-    with pytest.raises(ValueError, match=keyword):
-        fit_levels(**{"distribution": LAWS["histogram"], "bits": 3, "symmetric": True} | arguments)
+    with pytest.raises(ValueError, match="magnitudes"):
+        fit_levels(law, 3, True, extra_starts=[[0.5, 0.4, 0.6, 1.0]])

@@ -76,7 +76,7 @@ def test_wrong_input():
     for r in (-0.1, 1.1, np.nan, np.inf):
         with pytest.raises(ValueError, match="r:"):
             Histogram.from_samples([r])
-    with pytest.raises(ValueError, match="counts"):
+    with pytest.raises(ValueError, match="masses"):
         Histogram.from_counts(np.ones(511))
 
 

@@ -1,7 +1,6 @@
 """The dynamic programme against a plain one, and against random tables."""
 
 import numpy as np
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from levels_oracles import BOTH, LAWS, random_magnitudes
@@ -45,10 +44,3 @@ def test_grid_optimum_of_a_law(symmetric):
     rng = np.random.default_rng(1)
     rows = np.stack([random_magnitudes(rng, 4, symmetric) for _ in range(2000)])
     assert expected_variance(levels, law, symmetric) < expected_variance(rows, law, symmetric).min()
-
-
-@pytest.mark.parametrize("count", [0, 7])
-def test_bad_counts(count):
-    grid = np.linspace(0, 1, 5)
-    with pytest.raises(ValueError, match="count"):
-        best_on_grid(grid, LAWS["normal"].moments(grid), count, False)
