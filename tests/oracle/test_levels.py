@@ -112,4 +112,6 @@ def test_fixed_tables(bits):
     np.testing.assert_allclose(
         NUQSGD(bits=bits, multiplier=0.6).levels, [*-powers[::-1], 0.0, *powers], rtol=1e-12
     )
+    nuqsgd = NUQSGD(bits=bits, multiplier=0.6, symmetric=True).levels[2 ** (bits - 1) :]
+    np.testing.assert_allclose(nuqsgd, [0.6 * powers[0], *powers], rtol=1e-12)
     np.testing.assert_allclose(TernGrad().levels, [-1, 0, 1])

@@ -10,7 +10,7 @@ import torch
 from exact_errors import relative_error
 from scheme_cases import PAPER
 
-from hvd_adaptive import ALQ, AMQ, ECDQ, NUQSGD, QSGD
+from hvd_adaptive import ALQ, AMQ, ECDQ, QSGD
 
 BUCKET = 256
 
@@ -147,17 +147,6 @@ def test_fit_does_not_change_or_track_the_gradients():
     compressor = ALQ(bits=3, bucket_size=BUCKET)
     compressor.fit(flat * 1)
     assert torch.equal(flat.detach(), before) and not compressor.levels.requires_grad
-
-
-def test_tables_as_published():
-    """Others' are in tests/oracle/test_levels.py."""
-    powers = np.array([0.1**3, 0.1**2, 0.1, 1])
-    symmetric = NUQSGD(bits=3, multiplier=0.1, symmetric=True).levels
-    np.testing.assert_allclose(symmetric, np.concatenate([-powers[::-1], powers]))
-    np.testing.assert_allclose(AMQ(bits=2).levels, [-1, 0, 1])
-    first = AMQ(bits=3).levels[4:]  # before a fit the multiplier is the one of worst_case.py
-    np.testing.assert_allclose(AMQ(bits=3).levels, [*-first.flip(0), 0, *first])
-    np.testing.assert_allclose(first, [first[1] ** 2, first[1], 1])
 
 
 @pytest.mark.parametrize(("form", "most"), [({}, 0.48), (PAPER, 0.4)], ids=["default", "paper"])
