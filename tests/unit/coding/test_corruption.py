@@ -1,5 +1,5 @@
 """Damage between encode and decode, to payloads of every scheme and coding: with a checksum all of
-it is told. Damage under a right checksum: test_coded_hostile.py."""
+it is told; without one nothing is read out of bounds, and nothing but PayloadError is raised."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from hvd_adaptive import ALQ, PayloadError, Tuning
 from hvd_adaptive.coding.payload import read_header
 
-SCHEMES = fuzz.subjects(3)
-ROOM = fuzz.GuardedPage(3 * max(len(data) for _, data in SCHEMES.values()))
+SCHEMES = {checksum: fuzz.subjects(3, checksum) for checksum in (True, False)}
+ROOM = fuzz.GuardedPage(3 * max(len(data) for _, data in SCHEMES[True].values()))
 LABELS = st.sampled_from(list(fuzz.CASES))
 place = st.floats(0, 1, exclude_max=True)
 
@@ -61,11 +61,23 @@ DAMAGE = st.sampled_from((flipped, truncated, lengthened, swapped, turned, overw
 @settings(max_examples=400)
 @given(LABELS, DAMAGE, place, place)
 def test_all_damage_is_told(label, damage, at, to):
-    compressor, payload = SCHEMES[label]
+    compressor, payload = SCHEMES[True][label]
     bad = damage(payload, at, to)
     if bad != payload:
         with pytest.raises(PayloadError):
             compressor.decode(ROOM.holding(bad))
+
+
+@settings(max_examples=400)
+@given(LABELS, DAMAGE, place, place)
+def test_without_a_checksum_nothing_is_read_out_of_bounds(label, damage, at, to):
+    compressor, payload = SCHEMES[False][label]
+    bad = ROOM.holding(damage(payload, at, to))
+    try:
+        decoded = compressor.decode(bad)
+    except PayloadError:
+        return
+    assert decoded.numel() == read_header(bad).coordinates
 
 
 def test_checksum_off_is_none():
