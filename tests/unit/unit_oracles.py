@@ -36,23 +36,6 @@ def uniform_integers(stream: int, bucket: int, count: int) -> list[int]:
     return integers(stream, bucket, count).tolist()
 
 
-def pack(codes: list[int], bits: int) -> list[int]:
-    """Bit by bit, as the docstring of kernels/packing.py says; unsigned 32-bit words."""
-    words: list[int] = []
-    for begin in range(0, len(codes), 512):
-        block = codes[begin : begin + 512]
-        rows = 8 if len(block) == 512 else -(-len(block) // 64)
-        streams = [0] * 16
-        for i, code in enumerate(block):
-            quarter, rest = divmod(i, rows * 16)
-            row, lane = divmod(rest, 16)
-            for bit in range(bits):
-                streams[lane] |= (code >> bit & 1) << ((4 * row + quarter) * bits + bit)
-        for word in range(-(-rows * 4 * bits // 32)):
-            words += [streams[lane] >> (32 * word) & M32 for lane in range(16)]
-    return words
-
-
 def pack_radix(codes: list[int], alphabet: int) -> list[int]:
     """As the docstring of kernels/packing.py says, with Python's integers of any size."""
     digits, width = UNITS[alphabet]
