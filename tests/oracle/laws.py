@@ -211,14 +211,13 @@ def threshold(sizes: np.ndarray, density: float) -> float:
     if not np.isfinite(sizes).all():
         return float("nan")
     ordered = np.sort(sizes[sizes >= SMALLEST])[::-1]
-    wanted, rest = density * sizes.size, ordered.sum()
-    for exact, value in enumerate(ordered):
+    wanted, rests = density * sizes.size, np.cumsum(ordered[::-1])[::-1]
+    for exact, (value, rest) in enumerate(zip(ordered, rests, strict=True)):
         if wanted <= exact:
             break
         limit = rest / (wanted - exact)
         if value < limit:
             return float(limit)
-        rest -= value
     return float(ordered[-1]) if ordered.size else 0.0
 
 

@@ -18,22 +18,16 @@ from hvd_adaptive.kernels.numba import sparse as cpu_sparse
 from hvd_adaptive.kernels.reference import sparse as reference_sparse
 from hvd_adaptive.kernels.sparse import most_words, rice_parameter
 
+from oracle.laws import threshold  # isort: skip
+
 BUCKET = 500
 MODULES = (reference_sparse, cpu_sparse)
 DENSITIES = (0.003, 0.05, 0.4, 1.0)
 
 
 def optimal(sizes: np.ndarray, wanted: float) -> np.ndarray:
-    """min(1, size/λ) with sum ``wanted``, λ by bisection; all ones where so few are not zero."""
-    if np.count_nonzero(sizes) <= wanted:
-        return (sizes > 0).astype(float)
-    low, high = 1e-60, sizes.sum() / wanted * 2
-    for _ in range(400):
-        middle = np.sqrt(low * high)
-        low, high = (
-            (middle, high) if np.minimum(1, sizes / middle).sum() > wanted else (low, middle)
-        )
-    return np.minimum(1, sizes / high)
+    """min(1, size/λ) with sum ``wanted``; all ones where so few are not zero."""
+    return np.minimum(1, sizes / threshold(sizes, wanted / sizes.size))
 
 
 def test_the_oracle_solves_the_convex_problem():
