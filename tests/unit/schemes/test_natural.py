@@ -7,28 +7,20 @@ import struct
 import numpy as np
 import torch
 import unit_oracles as oracle
+import wire_decoder as wire
 from kernel_cases import heavy, vector
 
 from hvd_adaptive import NaturalCompression
+
+from oracle.laws import Quantiser, law_of  # isort: skip
 
 BUCKET = 500
 LARGEST = float(np.finfo(np.float32).max)
 
 
-def rounded(value: float, u: int) -> float:
+def test_each_coordinate_is_rounded_as_its_random_integer_says():
     """C_nat in exact arithmetic: up where u/2**24 is below the distance from the lower power, so
     that it is unbiased, of variance value**2/8 at most (at 4/3 of a power)."""
-    size = abs(value)
-    if size < 2.0**-126:
-        lower, upper = 0.0, 2.0**-126
-    else:
-        lower = 2.0 ** (np.frexp(size)[1] - 1)
-        upper = 2 * lower
-    up = u < (size - lower) / (upper - lower) * 2**24
-    return float(np.copysign(min(upper if up else lower, LARGEST), value))
-
-
-def test_each_coordinate_is_rounded_as_its_random_integer_says():
     flat = vector(heavy, 20 * BUCKET + 77)
     flat[::9], flat[4], flat[7] = 0.0, 3e38, -1e-39
     ends = 2.0**-126 * 0.3, -(2.0**-126) * 0.7, 2.0**-126 * 1.4, 4 / 3, 2.0**127 * 1.25, -LARGEST
@@ -36,10 +28,13 @@ def test_each_coordinate_is_rounded_as_its_random_integer_says():
     scheme = NaturalCompression(bucket_size=BUCKET)
     payload = scheme.encode(flat, seed=11)
     key = oracle.read_field(payload.numpy().tobytes(), "key")
-    sizes = (*[BUCKET] * 20, 77)
-    u = [x for b, n in enumerate(sizes) for x in oracle.uniform_integers(key, b, n)]
-    want = [rounded(v, x) for v, x in zip(flat.tolist(), u, strict=True)]
-    np.testing.assert_array_equal(scheme.decode(payload).numpy(), np.array(want, np.float32))
+    u = wire.all_integers(key, BUCKET, flat.numel())
+    exact = flat.double().numpy()
+    law = law_of(Quantiser("natural", BUCKET), exact)
+    lower, upper = np.sort(np.abs([law.low, law.high]), axis=0)
+    up = u * (upper - lower) < (np.abs(exact) - lower) * 2**24
+    want = np.copysign(np.minimum(np.where(up, upper, lower), LARGEST), exact)
+    np.testing.assert_array_equal(scheme.decode(payload).double().numpy(), want)
 
 
 def test_powers_of_two_and_zeros_stay_as_they_are():
