@@ -6,10 +6,12 @@ import os
 import struct
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 
+from hvd_adaptive.tools.launch import Ranks
 from hvd_adaptive.tools.processes import Job
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -18,20 +20,25 @@ BIN = Path(sys.executable).parent
 MPIRUN = [str(BIN / "mpirun"), "-np", "2", "--oversubscribe", "--mca", "mpi_yield_when_idle", "1"]
 
 
-def run(command: list[str], cwd: Path, seconds: float) -> subprocess.CompletedProcess[str]:
-    """Run to the end; what takes longer is killed with all its descendants, and fails."""
-    environment = os.environ | {
-        "PATH": f"{BIN}{os.pathsep}{os.environ['PATH']}",
-        "PYTHONPATH": os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")]),
+def environment() -> dict[str, str]:
+    """The test's environment, with what ranks on one small machine need."""
+    path = os.environ.get("PYTHONPATH", "")
+    return Ranks(1).environment() | {
+        "PYTHONPATH": os.pathsep.join([str(ROOT), str(ROOT / "tests"), path]),
         "OMP_NUM_THREADS": "1",
-        "OMPI_ALLOW_RUN_AS_ROOT": "1",
-        "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
+        # torch.compile's threads and processes come and go, and a check counts threads.
+        "TORCH_WARM_POOL": "0",
+        "TORCHINDUCTOR_COMPILE_THREADS": "1",
     }
-    job = Job(command, seconds, environment=environment, folder=cwd)
+
+
+def run(command: Sequence[str], cwd: Path, seconds: float) -> subprocess.CompletedProcess[str]:
+    """Run to the end; what takes longer is killed with all its descendants, and fails."""
+    job = Job(command, seconds, environment=environment(), folder=cwd)
     code = job.wait()
     if code is None:
         pytest.fail(f"{' '.join(command)}\nran longer than {seconds} s:\n{job.text()}")
-    return subprocess.CompletedProcess(command, code, job.text())
+    return subprocess.CompletedProcess(job.command, code, job.text())
 
 
 def png_size(path: Path) -> tuple[int, int]:

@@ -32,10 +32,12 @@ from typing import Any
 
 import forked
 import psutil
-from launch import ROOT, Launcher, environment
+from script_runs import ROOT, environment
 from tqdm import tqdm
 
-KINDS = ("mpirun", "gloo", "alone")
+from hvd_adaptive.tools.launch import Ranks
+
+KINDS = ("mpi", "gloo", "alone")
 STEPS = 12
 START_SECONDS, SECONDS = 150, 60
 # The last calls of each phase's function that a rank makes in so many steps, at least.
@@ -132,7 +134,7 @@ def start(kind: str, ranks: int, plan: dict[str, Any], gloo_seconds: int | None 
     variables = {"HOROVOD_GLOO_TIMEOUT_SECONDS": str(gloo_seconds)}
     if kind == "alone":
         return Job(folder, forked.start(ranks, program, [words], variables, Path(folder)))
-    command = Launcher(ranks, kind).command([sys.executable, str(program), words])
+    command = Ranks(ranks, kind).command([sys.executable, str(program), words])
     with open(Path(folder) / "0.out", "w") as output:
         process = subprocess.Popen(
             command,

@@ -12,7 +12,7 @@ from multiprocessing import forkserver, get_context
 from pathlib import Path
 from typing import Any
 
-from launch import environment
+from script_runs import environment
 
 _CONTEXT = get_context("forkserver")
 _CONTEXT.set_forkserver_preload(["forked_imports"])

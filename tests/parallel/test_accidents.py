@@ -33,7 +33,7 @@ def test_a_rank_pauses_continues_and_is_killed_under_mpirun():
         accidents.blow("level fit", signal, count=count)
         for signal, count in (("SIGSTOP", 1), ("SIGKILL", 3))
     )
-    job = accidents.pause("mpirun", RANKS, plan(*fits), waited, signal.SIGCONT, PATIENT)
+    job = accidents.pause("mpi", RANKS, plan(*fits), waited, signal.SIGCONT, PATIENT)
     assert len(job.found("struck")) == 2 and not job.found("done")
     # Fits are those of steps 0, 3, 6 and 9: the rank went on for six steps after its pause.
     assert len([line for line in job.logs[1] if "step" in line]) == 9

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import re
-import subprocess
 from pathlib import Path
 
 import forked
-import psutil
 import pytest
-from launch import BIN, ROOT, environment
 from page_blocks import OTHERS, PYTHON, SHELL, Block, blocks, pages, to_run
+from script_runs import BIN, ROOT, run
 
 ALL = [block for page in pages() for block in blocks(page)]
 # theory.md's examples are checked, figures included, by tests/unit/theory/test_theory_docs.py.
@@ -82,18 +80,6 @@ def test_shell_blocks(block: Block, tmp_path: Path) -> None:
         (tmp_path / name).symlink_to(ROOT / name)
     for name, script in SCRIPTS.items():
         (tmp_path / name).write_text(script.code)
-    process = subprocess.Popen(
-        ["bash", "-euo", "pipefail", "-c", block.code],
-        cwd=tmp_path,
-        env=environment() | {"VIRTUAL_ENV": str(BIN.parent)},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-    )
-    try:
-        told, _ = process.communicate(timeout=200)
-    finally:
-        if process.poll() is None:
-            for member in [*psutil.Process(process.pid).children(recursive=True), process]:
-                member.kill()
-    assert process.returncode == 0, told[-4000:]
+    code = f"export VIRTUAL_ENV={BIN.parent}\n{block.code}"
+    done = run(["bash", "-euo", "pipefail", "-c", code], tmp_path, 200)
+    assert done.returncode == 0, done.stdout[-4000:]

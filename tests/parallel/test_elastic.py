@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from launch import BIN, ROOT, Launcher, run
+from script_runs import BIN, ROOT, run
 
 SECONDS = 240
 # How long a survivor may wait for one that was killed, and all do for one that starts.
@@ -18,24 +18,17 @@ TWO_HOSTS = "localhost:1\n127.0.0.1:1\n"
 TOLERANCE = 0.05
 
 
-class Elastic(Launcher):
-    """horovodrun with hosts that change; names of this machine stand in for hosts."""
-
-    def command(self, command):
-        most = ["-np", "2", "--min-np", "2", "--max-np", str(self.ranks)]
-        hosts = ["--network-interface", "lo", "--host-discovery-script", self.kind]
-        return ["env", LIMIT, str(BIN / "horovodrun"), *most, *hosts, *command]
-
-
 def logs_of(folder: Path, ending: str, hosts: str = TWO_HOSTS, most: int = 3):
-    """Run elastic.py to its end; its output, and each host's lines, whose errors are small."""
+    """Run elastic.py to its end by horovodrun, with hosts that change, which names of this machine
+    stand in for; its output, and each host's lines, whose errors are small."""
     script = folder / "discover.sh"
     script.write_text(f"#!/bin/sh\ncat {folder}/hosts\n")
     script.chmod(0o755)
     (folder / "hosts").write_text(hosts)
     path = str(ROOT / "tests/parallel/ranks/elastic.py")
-    command = [sys.executable, path, str(folder), ending]
-    done = run(Elastic(most, str(script)), command, SECONDS)
+    command = ["env", LIMIT, str(BIN / "horovodrun"), "--host-discovery-script", str(script)]
+    command += ["-np", "2", "--min-np", "2", "--max-np", str(most), "--network-interface", "lo"]
+    done = run([*command, sys.executable, path, str(folder), ending], ROOT, SECONDS)
     assert done.returncode == 0 and "Traceback" not in done.stdout, done.stdout
     logs = {
         path.stem: [json.loads(line) for line in path.read_text().splitlines()]

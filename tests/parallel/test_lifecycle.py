@@ -8,14 +8,16 @@ import sys
 
 import forked
 import pytest
-from launch import ROOT, Launcher, run
+from script_runs import ROOT, run
+
+from hvd_adaptive.tools.launch import Ranks
 
 SECONDS = 400  # unlike processors compile kernels anew, the first time
 PROGRAM = ROOT / "tests/parallel/ranks/lifecycle.py"
 LAUNCHED = [
-    (["shutdown_and_init", "stalled", "ended_in_flight", "subsets"], Launcher(3, "mpirun")),
+    (["shutdown_and_init", "stalled", "ended_in_flight", "subsets"], 3),
     # It compiles every kernel twice; tests/golden holds the bits of one processor.
-    pytest.param(["unlike_processors"], Launcher(2, "mpirun"), marks=pytest.mark.thorough),
+    pytest.param(["unlike_processors"], 2, marks=pytest.mark.thorough),
 ]
 ELASTIC = {"HOROVOD_ELASTIC": "1"}
 FORKED = [
@@ -28,13 +30,14 @@ FORKED = [
 
 @pytest.mark.parallel
 @pytest.mark.timeout(SECONDS + 30)
-@pytest.mark.parametrize(("programs", "launcher"), LAUNCHED)
-def test_launched(programs, launcher, monkeypatch) -> None:
+@pytest.mark.parametrize(("programs", "ranks"), LAUNCHED)
+def test_launched(programs, ranks, monkeypatch) -> None:
     """Their assertions hold on every rank, one program after the other."""
     monkeypatch.setenv("HOROVOD_STALL_CHECK_TIME_SECONDS", "1")
-    done = run(launcher, [sys.executable, str(PROGRAM), *programs], SECONDS)
+    command = Ranks(ranks).command([sys.executable, str(PROGRAM), *programs])
+    done = run(command, ROOT, SECONDS)
     assert done.returncode == 0, done.stdout
-    assert done.stdout.count("passed in") == launcher.ranks * len(programs), done.stdout
+    assert done.stdout.count("passed in") == ranks * len(programs), done.stdout
     if "stalled" in programs:
         check_stall_warning(done.stdout)
 

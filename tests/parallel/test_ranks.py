@@ -8,7 +8,9 @@ from __future__ import annotations
 import sys
 
 import pytest
-from launch import LAUNCHERS, ROOT, Launcher, run
+from script_runs import ROOT, run
+
+from hvd_adaptive.tools.launch import Ranks
 
 # A check that hangs is ended in its rank, with every thread's stack, and with it the launch; the
 # launch's own limit is for what hangs outside of checks.
@@ -17,7 +19,7 @@ CHECKS = ROOT / "tests/parallel/ranks"
 pytestmark = [pytest.mark.parallel, pytest.mark.timeout(SECONDS + 30)]
 
 
-def check(launcher: Launcher, words: list[str], *options: str) -> None:
+def check(ranks: Ranks, words: list[str], *options: str) -> None:
     """Every check passes on every rank; a hang is killed and fails.
 
     words: pytest's, options: Python's.
@@ -25,16 +27,16 @@ def check(launcher: Launcher, words: list[str], *options: str) -> None:
     command = [sys.executable, *options, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider"]
     for setting in (f"timeout={CHECK_SECONDS}", "timeout_method=thread", "python_files=check_*.py"):
         command += ["-o", setting]
-    done = run(launcher, [*command, *words], SECONDS)
+    done = run(ranks.command([*command, *words]), ROOT, SECONDS)
     assert done.returncode == 0, done.stdout
     # Every rank must have run to its end, not only the last one to print.
-    assert done.stdout.count(" passed") == launcher.ranks, done.stdout
+    assert done.stdout.count(" passed") == ranks.count, done.stdout
     assert " failed" not in done.stdout, done.stdout
 
 
-@pytest.mark.parametrize("launcher", LAUNCHERS, ids=str)
-def test_ranks(launcher: Launcher) -> None:
-    check(launcher, [str(CHECKS)])
+@pytest.mark.parametrize(("launcher", "ranks"), [("mpi", 2), ("gloo", 2), ("mpi", 4)])
+def test_ranks(launcher: str, ranks: int) -> None:
+    check(Ranks(ranks, launcher), [str(CHECKS)])
 
 
 @pytest.mark.thorough
@@ -42,4 +44,4 @@ def test_threads() -> None:
     """Gradients from several threads, in Python's development mode: no race, no warning of Python's
     own; malloc's debug hooks see no overrun."""
     words = [str(CHECKS / "check_threads.py"), "-W", "error::ResourceWarning"]
-    check(Launcher(2, "gloo"), words, "-X", "dev")
+    check(Ranks(2, "gloo"), words, "-X", "dev")

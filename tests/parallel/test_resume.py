@@ -7,7 +7,7 @@ from pathlib import Path
 
 import forked
 import pytest
-from launch import ROOT
+from script_runs import ROOT
 
 SECONDS, RANKS = 180, 2
 pytestmark = [pytest.mark.parallel, pytest.mark.timeout(3 * SECONDS + 20)]
