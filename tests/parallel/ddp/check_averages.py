@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import copy
-
 import pytest
 import torch
 import torch.distributed as dist
@@ -11,7 +9,6 @@ from corrupt_alone import *  # noqa: F403
 from ddp_oracles import (
     assert_same_everywhere,
     backward,
-    codec_average,
     gathered,
     make_net,
     own_gradients,
@@ -19,8 +16,10 @@ from ddp_oracles import (
 )
 from exact_averages import check, test_compressed, test_warm_up  # noqa: F401
 from scheme_cases import scheme
+from simulated_steps import take_step
+from torch import nn
 
-from hvd_adaptive import QSGD, Hierarchical
+from hvd_adaptive import Hierarchical
 from hvd_adaptive.simulate import Ranks
 
 RANKS = dist.get_world_size()
@@ -42,54 +41,16 @@ def test_first_step_is_simulates(scheme, exchange):
     numbers as names give simulate the same."""
     if RANKS == 2 and exchange not in ("allgather", "scatter_reduce"):
         pytest.skip("nothing is compressed in one node")
-    seen, net = [], make_net()
+    net = make_net()
     net[0].bias.data[::2] = -1e3
-    model, _ = wrap(net, SCHEMES[scheme](exchange=exchange), named=False, seen=seen)
-    own = own_gradients(net, 0)
+    model, _ = wrap(net, SCHEMES[scheme](exchange=exchange), named=False, bucket_cap_mb=25)
+    everyone = [gathered(gradient) for gradient in own_gradients(net, 0).values()]
     backward(model, 0)
-    order = [name for name, _ in net.named_parameters()]
-    assert seen == [(0, order)]
-
-    parameters = dict(copy.deepcopy(net).named_parameters())
-    named = [(str(i), parameters[name]) for i, name in enumerate(order)]
+    copies = [nn.Parameter(p.detach().clone()) for p in net.parameters()]
+    named = [(str(i), p) for i, p in enumerate(copies)]
     ranks = Ranks(named, SCHEMES[scheme](exchange=exchange), RANKS)
-    everyone = {name: gathered(gradient) for name, gradient in own.items()}
-    for rank in range(RANKS):
-        for name, gradients in everyone.items():
-            parameters[name].grad = gradients[rank]
-        ranks.take(rank)
-    if ranks.due(0):
-        ranks.refit(0)
-    ranks.average(0)
-    for name, parameter in net.named_parameters():
-        assert torch.equal(parameter.grad, parameters[name].grad), name
+    averages = take_step(ranks, 0, copies, zip(*everyone, strict=True))
+    for parameter, average in zip(net.parameters(), averages, strict=True):
+        assert torch.equal(parameter.grad, average)
     assert_same_everywhere(*(p.grad for p in net.parameters()))
     assert scheme == "ecdq" or not net[0].weight.grad[::2].any()
-
-
-@pytest.mark.parametrize("view", [False, True])
-def test_later_steps_are_the_codecs(view):
-    """DDP builds its buckets anew after the first step: three of them, sent while backward runs.
-
-    A step that brings new buckets travels in the groups of those before. New buckets have the order
-    of arrival, and their groups the reverse of it.
-    """
-    codec, compressor = (QSGD(bits=4, bucket_size=512) for _ in range(2))
-    seen, net = [], make_net()
-    options = {"bucket_cap_mb": 0.05, "gradient_as_bucket_view": view}
-    model, state = wrap(net, compressor, seen=seen, **options)
-    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
-    layouts: list[list[list[str]]] = []
-    for step in range(4):
-        own = own_gradients(net, step)
-        seen.clear()
-        backward(model, step)
-        layouts.append([names for _, names in seen])
-        groups = [names[::-1] for names in layouts[step - 1]] if step > 1 else layouts[0]
-        expected = codec_average(codec, groups, own, step)
-        for name, parameter in net.named_parameters():
-            assert torch.equal(parameter.grad, expected[name]), (step, name)
-        optimizer.step()
-        assert state.compressor.step == step + 1
-    assert layouts[0] != layouts[1] == layouts[2]  # before and after they were built anew
-    assert_same_everywhere(net)

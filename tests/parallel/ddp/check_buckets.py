@@ -15,9 +15,9 @@ from ddp_oracles import (
     assert_averages,
     assert_trains,
     backward,
-    hooked,
     make_net,
     own_gradients,
+    wrap,
 )
 from early_nets import STEPS, TOLERANCE, Branches, Checkpointed, Shared, Unused, deep_net, wrapped
 from torch import nn
@@ -95,7 +95,7 @@ def test_hooks_around_ours(name, worker, sent):
 def test_a_wrapper_in_16_bits():
     """The bucket that ours receives is float16; so are its averages."""
     net = make_net()
-    model, state = hooked(net, hook=fp16_compress_wrapper(compression_hook))
+    model, state = wrap(net, hook=fp16_compress_wrapper(compression_hook))
     assert_trains(model, net, 3)
     assert state.compressor.step == 3
     report = state.report()
@@ -137,7 +137,7 @@ def test_a_static_graph_of_two_dtypes():
     in full precision, and later ones are compressed."""
     torch.manual_seed(0)
     net = Mixed()
-    model, state = hooked(net, static_graph=True, bucket_cap_mb=25)
+    model, state = wrap(net, static_graph=True, bucket_cap_mb=25)
     for step in range(3):
         own = own_gradients(net, step)
         backward(model, step)
@@ -171,7 +171,7 @@ def test_buckets_that_ddp_skips(used, worker):
     one among them."""
     net = Towers()
     compressor = ALQ(bits=8, bucket_size=128, update_steps=[0, 3], tuning=Tuning(worker=worker))
-    model, state = hooked(net, compressor, **SKIPPED)
+    model, state = wrap(net, compressor, **SKIPPED)
     for step in range(6):
         net.used = (0, 1, 2) if step in (0, 1, 4) else used
         own = own_gradients(net, step)
@@ -187,7 +187,7 @@ def test_ranks_that_skip_different_buckets(used, fails_at, worker):
     """Refused by the parameters' names, though their collectives have been paired wrongly. The
     compressor then serves another model, in another group of DDP's."""
     net, compressor, group = Towers(), QSGD(**FINE, tuning=Tuning(worker=worker)), dist.new_group()
-    model, state = hooked(net, compressor, group=group, **SKIPPED)
+    model, state = wrap(net, compressor, group=group, **SKIPPED)
     words = rf"step {fails_at}: ranks disagree .*layers\.0\.weight is there on rank 0, missing on"
     with pytest.raises(RankMismatchError, match=words):
         for step in range(4):
@@ -196,7 +196,7 @@ def test_ranks_that_skip_different_buckets(used, fails_at, worker):
     assert compressor.step == fails_at
     state.close()
     net = Towers()
-    model, _ = hooked(net, compressor)
+    model, _ = wrap(net, compressor)
     assert_trains(model, net, 2)
     assert compressor.step == fails_at + 2
 
@@ -204,7 +204,7 @@ def test_ranks_that_skip_different_buckets(used, fails_at, worker):
 def test_collectives_of_the_program():
     """The program uses the model's group within backward, as the worker uses its own."""
     net = make_net()
-    model, state = hooked(net)
+    model, state = wrap(net)
     sums = []
 
     def hook(gradient):
@@ -237,7 +237,7 @@ def test_futures_are_set_early():
         futures.append(compression_hook(state, bucket))
         return futures[-1]
 
-    model, _ = hooked(net, hook=noting)
+    model, _ = wrap(net, hook=noting)
     for step in range(4):
         futures.clear()
         early.clear()

@@ -17,7 +17,6 @@ from ddp_oracles import (
     assert_averages,
     assert_same_everywhere,
     backward,
-    hooked,
     make_net,
     own_gradients,
     wrap,
@@ -76,7 +75,7 @@ def test_an_optimizer_in_the_hook():
     nets = [make_net(), make_net()]
     optimizer = torch.optim.SGD(nets[0].parameters(), 0.1)
     hooks = compression_hook, _hook_then_optimizer(compression_hook, _OptimizerHookState(Descent()))
-    models = [hooked(net, hook=hook)[0] for net, hook in zip(nets, hooks, strict=True)]
+    models = [wrap(net, hook=hook)[0] for net, hook in zip(nets, hooks, strict=True)]
     for step in range(3):
         backward(models[0], step)
         optimizer.step()
@@ -91,7 +90,7 @@ def test_an_optimizer_in_the_hook():
 def test_another_model_needs_the_hook_again(way, caplog):
     """It trains in float32 until then; its state warns at its end."""
     net = make_net()
-    model, state = hooked(net)
+    model, state = wrap(net)
     backward(model, 0)
     if way == "copied":
         other, saved = copy.deepcopy(model), copy.deepcopy(state)

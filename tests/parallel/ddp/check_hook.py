@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-import io
 import weakref
 
 import pytest
@@ -13,9 +12,7 @@ from ddp_oracles import assert_same_everywhere, backward, make_net, mean, wrap
 from feedback_doors import *  # noqa: F403
 from torch import nn
 
-from hvd_adaptive import ALQ, QSGD, RankMismatchError, instances
-from hvd_adaptive.ddp import CompressionState, compression_hook
-from hvd_adaptive.hooks.ddp.buckets import Bucket, BucketFuture
+from hvd_adaptive import ALQ, QSGD, RankMismatchError
 from hvd_adaptive.run.ordered import WINDOW
 from hvd_adaptive.transport.torch_world import TorchWorld
 
@@ -110,68 +107,6 @@ def test_ranks_that_differ_are_told(kind):
             backward(model, step)
     reached = {"settings": 0, "step": 7 if first else 2, "update": 2}
     assert compressor.step == reached[kind]
-
-
-@pytest.mark.parametrize("weight", (0.5, "auto"))
-def test_saved_and_loaded(weight):
-    """A run that is pickled as DDP's hooks are, and resumed, ends with the bits of one that was
-    not. (Buckets stay the same with find_unused_parameters.)"""
-
-    def run(steps, net, state=None):
-        compressor = ALQ(bits=3, error_feedback=weight, update_steps=[0, 4], bucket_size=1000)
-        made = state or CompressionState(compressor)
-        options = {"find_unused_parameters": True, "bucket_cap_mb": 0.05}
-        model = nn.parallel.DistributedDataParallel(net, **options)
-        model.register_comm_hook(made, compression_hook)
-        optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
-        for step in steps:
-            backward(model, step)
-            optimizer.step()
-        return made
-
-    whole, parts = make_net(), make_net()
-    run(range(6), whole)
-    instances.start_over()  # as in a process of its own
-    state, file = run(range(3), parts), io.BytesIO()
-    torch.save({"hook": compression_hook, "state": state, "net": parts.state_dict()}, file)
-    file.seek(0)
-    loaded = torch.load(file, weights_only=False)
-    assert loaded["hook"] is compression_hook
-    resumed = make_net(seed=5)
-    resumed.load_state_dict(loaded["net"])
-    assert loaded["state"].compressor.step == 3
-    assert torch.equal(loaded["state"].compressor.levels, state.compressor.levels)
-    run(range(3, 6), resumed, loaded["state"])
-    for a, b in zip(whole.parameters(), resumed.parameters(), strict=True):
-        assert torch.equal(a, b)
-
-
-def test_buckets_that_change_in_the_middle_of_a_step():
-    """Buckets as a DDP that was made anew might bring them, given by hand: the first ones are those
-    of the step before, and on their way already, when others turn up, or one is missing."""
-    parameters = [nn.Parameter(torch.zeros(3000)) for _ in range(3)]
-    compressor = QSGD(bits=8, norm="linf", bucket_size=128, error_feedback=0.9)
-    session = CompressionState(compressor).session
-    orders = [[[0], [1], [2]]] * 2 + [[[0], [1, 2]], [[0], [1, 2]], [[0]], [[2], [1], [0]]]
-    for step, order in enumerate(orders):
-        generator = torch.Generator().manual_seed(10 * step + RANK)
-        own = torch.randn(3, 3000, generator=generator)
-        held = compressor.state_dict().get("residuals", {"parameters": {}})["parameters"]
-        buckets = []
-        for index, slots in enumerate(order):
-            buffer = own[slots].reshape(-1).clone()
-            some = [parameters[slot] for slot in slots]
-            buckets.append(Bucket(buffer, some, buffer.split(3000), BucketFuture()))
-            session.take(buckets[-1], index)
-        session.finish()
-        assert compressor.step == step + 1
-        for slots, bucket in zip(order, buckets, strict=True):
-            assert bucket.future.wait() is bucket.buffer
-            assert_same_everywhere(bucket.buffer)
-            for slot, average in zip(slots, bucket.buffer.split(3000), strict=True):
-                wanted = mean(own[slot] + 0.9 * held.get(str(slot), torch.zeros(3000)))
-                error = float((average - wanted).norm() / wanted.norm())
-                assert 1e-4 < error < 0.02, (step, slot, error)
 
 
 def test_messages_of_any_lengths():

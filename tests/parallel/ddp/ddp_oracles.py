@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Sequence
 
 import nets
 import torch
@@ -14,39 +13,25 @@ from torch.nn.parallel import DistributedDataParallel
 
 from hvd_adaptive import QSGD
 from hvd_adaptive.ddp import CompressionState, compression_hook
-from hvd_adaptive.kernels.random import stream_key
 
 __all__ = ["make_net"]
 FINE = {"bits": 8, "norm": "linf", "bucket_size": 128}
 
 
-def wrap(net, compressor, named=True, group=None, seen=None, hook=compression_hook, **options):
-    """A DDP model with the hook; the state, too.
-
-    seen: a list that gets, of each bucket, (its number, its parameters' names).
-    """
-    model = DistributedDataParallel(net, process_group=group, **options)
-    state = CompressionState(compressor, net.named_parameters() if named else None, group)
-    names = {id(parameter): name for name, parameter in net.named_parameters()}
-
-    def noting(state, bucket):
-        seen.append((bucket.index(), [names[id(p)] for p in bucket.parameters()]))
-        return hook(state, bucket)
-
-    model.register_comm_hook(state, hook if seen is None else noting)
+def wrap(net, compressor=None, named=True, group=None, hook=compression_hook, **options):
+    """A DDP model of small buckets, with the hook; the state, too."""
+    model = DistributedDataParallel(net, process_group=group, **{"bucket_cap_mb": 0.03} | options)
+    named_parameters = net.named_parameters() if named else None
+    state = CompressionState(compressor or QSGD(**FINE), named_parameters, group)
+    model.register_comm_hook(state, hook)
     return model, state
-
-
-def hooked(net: nn.Module, compressor=None, **options):
-    """A DDP model of small buckets; the state, too."""
-    return wrap(net, compressor or QSGD(**FINE), **{"bucket_cap_mb": 0.03} | options)
 
 
 class Training:
     """What the door of tests/nets.py makes: a DDP model of small buckets."""
 
     def __init__(self, net: nn.Module, compressor, lr: float = 0.1, **options) -> None:
-        self.model, self.state = hooked(net, compressor, **options)
+        self.model, self.state = wrap(net, compressor, **options)
         self.optimizer = torch.optim.SGD(net.parameters(), lr=lr)
 
     def average(self, loss: torch.Tensor) -> None:
@@ -117,32 +102,3 @@ def assert_same_everywhere(*parts: torch.Tensor | nn.Module) -> None:
     own = torch.tensor(list(hash_of(*parts).encode()), dtype=torch.uint8)
     for rank, other in enumerate(gathered(own)):
         assert torch.equal(other, own), f"rank {rank} differs"
-
-
-def codec_average(
-    scheme,
-    buckets: Sequence[Sequence[str]],
-    own: dict[str, torch.Tensor],
-    step: int,
-) -> dict[str, torch.Tensor]:
-    """What an allgather of one payload for each bucket gives: every rank's payload encoded here,
-    by ``scheme``, and decoded and added in rank order.
-
-    buckets: names, in the groups' order. Each bucket must make one group; the first one's number is
-    the highest.
-    """
-    results = {}
-    for place, names in enumerate(buckets):
-        large = [n for n in names if own[n].numel() >= scheme.settings.min_numel]
-        order = large + [n for n in names if n not in large]
-        flat = torch.cat([own[name].reshape(-1) for name in order])
-        quantized = sum(own[name].numel() for name in large)
-        total = torch.zeros_like(flat)
-        for rank, of_rank in enumerate(gathered(flat)):
-            key = stream_key(scheme.settings.seed, rank, step, len(buckets) - 1 - place)
-            payload = scheme.parts.default.payloads.encode(of_rank, quantized, key)
-            total += scheme.decode(payload.bytes)
-        average = total * (1 / dist.get_world_size())
-        for name, part in zip(order, average.split([own[n].numel() for n in order]), strict=True):
-            results[name] = part.view(own[name].shape)
-    return results

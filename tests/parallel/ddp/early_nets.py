@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 import torch.distributed as dist
-from ddp_oracles import FINE, hooked, make_net
+from ddp_oracles import FINE, make_net, wrap
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
@@ -17,7 +17,7 @@ SMALL = {"bucket_size": 128, "fusion_bytes": 16384}
 def wrapped(net: nn.Module, compressor=None, error_feedback=None, **options):
     """A DDP model with buckets of several groups of several layers; the state, too."""
     compressor = compressor or QSGD(**FINE | SMALL, error_feedback=error_feedback)
-    return hooked(net, compressor, **{"bucket_cap_mb": 0.05} | options)
+    return wrap(net, compressor, **{"bucket_cap_mb": 0.05} | options)
 
 
 def layers(count: int) -> nn.Sequential:
