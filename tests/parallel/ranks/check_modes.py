@@ -73,9 +73,12 @@ def plain(case: str):
     return trained(case)[0]
 
 
-def assert_plain(case: str, found: list[torch.Tensor]) -> None:
+def check_plain(case: str, **ways) -> object:
+    """Every bit is as usual; returns the compressor."""
+    found, compressor = trained(case, **ways)
     assert all(torch.equal(one, other) for one, other in zip(found, plain(case), strict=True))
     assert_same_everywhere(*found)
+    return compressor
 
 
 @pytest.mark.parametrize("case", CASES)
@@ -83,20 +86,15 @@ def test_steps_in_inference_mode(case):
     """As stock Horovod: optimizer.step() in inference mode, backward passes out of it, and steps in
     turn in it and not. A parameter without a gradient gets its zeros there."""
     turn = iter(range(STEPS))
-
-    def every_other():
-        return torch.inference_mode() if next(turn) % 2 else nullcontext()
-
-    for mode in (torch.inference_mode, every_other):
-        assert_plain(case, trained(case, step_mode=mode)[0])
+    check_plain(case, step_mode=torch.inference_mode)
+    check_plain(case, step_mode=lambda: torch.inference_mode(bool(next(turn) % 2)))
 
 
 @pytest.mark.parametrize("case", CASES)
 @pytest.mark.parametrize("default", [torch.float64, torch.float16, torch.bfloat16, "meta"], ids=str)
 def test_defaults_change_nothing(case, default):
     own = (torch.float32, "meta") if default == "meta" else (default, "cpu")
-    found, compressor = trained(case, lambda: defaults(*own))
-    assert_plain(case, found)
+    compressor = check_plain(case, mode=lambda: defaults(*own))
     for residual in residuals_of(compressor).values():
         assert residual.dtype == torch.float32 and residual.device.type == "cpu"
     CASES[case]().load_state_dict(compressor.state_dict())
@@ -123,7 +121,7 @@ def test_negative_views(case):
         weight.register_post_accumulate_grad_hook(lambda p: kept.append(p.grad.is_neg()))
         return NegatedBackward.apply(weight, own)
 
-    assert_plain(case, trained(case, loss_of=loss_of)[0])
+    check_plain(case, loss_of=loss_of)
     assert any(kept)  # else nothing was tried
 
 
