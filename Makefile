@@ -83,7 +83,7 @@ soak: setup ## 100,000 schedules of steps; two optimizers in any order; half an 
 	@$(RUN) tests/soak/soak.py
 
 mutants: setup ## plant 130 faults in codec/, exchange/ and run/, and count those that tests find
-	@$(RUN) tests/mutation/mutate.py --ranks
+	@$(RUN) tests/mutation/mutate.py
 
 bench: setup ## measure encode and decode against memcpy
 	@$(BIN)/hvd-adaptive bench codec
