@@ -78,8 +78,9 @@ package-test: setup ## build sdist and wheel, install the wheel into an empty en
 soak: setup ## 100,000 schedules of steps; two optimizers in any order; half an hour of elastic training, workers killed
 	@HVD_ADAPTIVE_SCHEDULES=100000 $(RUN) -m pytest --timeout 0 tests/unit/run/test_schedules.py
 	@HVD_ADAPTIVE_SCHEDULES=5000 $(RUN) -m pytest --timeout 0 tests/unit/hooks -k any_schedule
-	@OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1 \
-	  $(BIN)/mpirun -np 3 --oversubscribe $(BIN)/python tests/soak/orders.py --runs 500
+	@HVD_ADAPTIVE_RUNS=500 OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1 \
+	  $(BIN)/mpirun -np 3 --oversubscribe $(BIN)/python -m pytest -q --timeout 3600 \
+	  -o python_files='check_*.py' tests/parallel/ranks/check_orders.py -k random_orders
 	@$(RUN) tests/soak/soak.py
 
 mutants: setup ## plant 130 faults in codec/, exchange/ and run/, and count those that tests find

@@ -2,29 +2,19 @@
 
 from __future__ import annotations
 
-import os
 import signal
 import time
-from collections import Counter
 
 import accidents
 import pytest
 
 # More than the sum of what each job may take.
 pytestmark = [pytest.mark.parallel, pytest.mark.timeout(900)]
-RANKS, RANDOM, PATIENT = 2, 400, 30
-# In each phase of each scheme; `make ranks` kills more often.
-DEATHS = 4 if "HVD_ADAPTIVE_EVERY_CASE" in os.environ else 1
+RANKS, PATIENT = 2, 30
 
 
 def plan(*blows: dict, rank: int = 1) -> dict:
     return {"scheme": "alq", "rank": rank, "blows": blows}
-
-
-@pytest.mark.thorough
-def test_a_rank_is_killed_under_horovodrun():
-    end, _ = accidents.kill("gloo", RANKS, plan(accidents.blow("backward", count=5)))
-    assert end in ("launcher", "HorovodInternalError")
 
 
 def test_a_rank_pauses_continues_and_is_killed_under_mpirun():
@@ -63,24 +53,8 @@ def test_gloo_does_not_wait_for_ever():
 
 
 @pytest.mark.thorough
+@pytest.mark.timeout(3600)
 def test_ranks_are_killed_at_random_points():
-    """In every phase of every scheme, without a launcher: nobody ends the survivors but themselves.
-    As ``accidents.py`` does, which kills under launchers, too."""
-    phases = [(scheme, phase) for scheme, own in accidents.PHASES.items() for phase in own]
-    killed: Counter[tuple[str, str]] = Counter()
-    ends: Counter[str] = Counter()
-    for number in range(RANDOM):
-        if all(killed[phase] == DEATHS for phase in phases):
-            break
-        _, ranks, case = accidents.drawn(number, sizes=(RANKS,))
-        phase = case["scheme"], case["blows"][0]["phase"]
-        if killed[phase] == DEATHS:
-            continue
-        try:
-            end, _ = accidents.kill("alone", ranks, case)
-        except AssertionError as error:
-            pytest.fail(f"number {number}, {case}: {error}")
-        ends[end] += 1
-        killed[phase] += end == "HorovodInternalError"
-    assert all(killed[phase] == DEATHS for phase in phases), killed
-    assert ends["lost"] < 2 and ends.keys() <= {"HorovodInternalError", "too late", "lost"}, ends
+    """In every phase, under every launcher, and without one: nobody ends the survivors but
+    themselves."""
+    accidents.main(["--times", "50"])

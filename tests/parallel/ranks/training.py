@@ -199,9 +199,10 @@ def residuals_of(compressor) -> dict[str, torch.Tensor]:
     return compressor.state_dict().get("residuals", {}).get("parameters", {})
 
 
-def mean(tensor: torch.Tensor) -> torch.Tensor:
-    """Of all ranks, in float64."""
-    return hvd.allgather(tensor.detach().double()[None].contiguous(), name="mean").mean(dim=0)
+def mean(tensor: torch.Tensor, **where) -> torch.Tensor:
+    """Of all ranks (of a process set), in float64."""
+    own = tensor.detach().double()[None].contiguous()
+    return hvd.allgather(own, name="mean", **where).mean(dim=0)
 
 
 def assert_average(gradient: torch.Tensor, value: float) -> None:
