@@ -9,8 +9,6 @@ import os
 import re
 import subprocess
 import sys
-import threading
-from collections import Counter
 from pathlib import Path
 
 import avx2
@@ -22,9 +20,7 @@ import whole_steps
 from llvmlite.binding import get_host_cpu_features
 from script_runs import MPIRUN, ROOT, run
 
-from hvd_adaptive import ALQ
 from hvd_adaptive.tools.methods import parse
-from hvd_adaptive.tools.output import whole
 
 BENCHMARKS = ROOT / "benchmarks"
 needs_avx2 = pytest.mark.skipif(not get_host_cpu_features().get("avx2"), reason="no AVX2 here")
@@ -158,26 +154,6 @@ ROW = re.compile(r"^(.*\S)\s+(\d+)\s+(\d+)\s+([\d,]+)\s+([\d.]+)$", re.MULTILINE
 def footprint():
     pytest.importorskip("horovod.torch")
     return importlib.import_module("footprint")
-
-
-def test_calls_of_all_threads_are_counted(footprint, monkeypatch):
-    monkeypatch.setattr(footprint, "counts", Counter())
-    compressor, values = ALQ(bits=3), torch.ones(2048)
-    monkeypatch.setattr(threading, "_profile_hook", None)
-    threading.setprofile(footprint.count)
-    thread = threading.Thread(target=lambda: [whole(2) for _ in range(7)])
-    earlier = sys.getprofile()
-    sys.setprofile(footprint.count)
-    try:
-        thread.start()
-        thread.join()
-        compressor.encode(values)
-    finally:
-        sys.setprofile(earlier)
-    found = {(file, name): number for (file, _, name), number in footprint.counts.items()}
-    assert found["tools/output.py", "whole"] == 7
-    assert any(file.startswith("codec/") for file, _ in found)
-    assert not any(file.startswith("kernels/") for file, _ in found)
 
 
 @pytest.mark.parallel

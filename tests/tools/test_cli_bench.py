@@ -55,15 +55,6 @@ def test_payloads_without_a_checksum_differ_in_nothing_else(scheme):
     assert scheme.settings.tuning.checksum
 
 
-def test_it_prints_a_table(capsys, monkeypatch):
-    monkeypatch.setenv("COLUMNS", "80")
-    assert main(["bench", "codec", *FEW, "--schemes", "SignSGD"]) == 0
-    printed, meanwhile = capsys.readouterr()
-    assert "SignSGD(): encode" in meanwhile
-    assert "20,000 coordinates, bucket 512" in printed and "SignSGD" in printed
-    assert "None" not in printed
-
-
 @pytest.mark.parametrize(
     ("words", "told"),
     [

@@ -141,16 +141,6 @@ def test_root_is_told_what_open_mpi_wants_and_ranks_here_get_it(monkeypatch, use
     assert not Ranks(2, hosts="a:1,b:1").environment().keys() & ROOT.keys()
 
 
-def test_ctrl_c_ends_without_a_traceback(monkeypatch, capsys):
-    def interrupted(context):
-        raise KeyboardInterrupt
-        yield
-
-    monkeypatch.setattr(checks, "CHECKS", {interrupted: "looking"})
-    assert main(["doctor"]) == 130
-    assert "Traceback" not in capsys.readouterr().err
-
-
 @pytest.mark.parametrize(("statuses", "code"), [(["fine", "note"], 0), (["fine", "problem"], 1)])
 def test_exit_status(monkeypatch, capsys, statuses, code):
     findings = [checks.Finding("s", status, "text [x]", ("do this",)) for status in statuses]

@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import os
-
 import lightning
 import pytest
 import torch
-import torch.distributed as dist
 import torch.nn.functional as F
 from torch.utils.data import DataLoader, TensorDataset
 from trainer_runs import (
@@ -15,7 +12,6 @@ from trainer_runs import (
     groups,
     network,
     same_everywhere,
-    shared_folder,
     state_of,
 )
 
@@ -54,23 +50,6 @@ def trainer_of(callbacks, steps: int, **options) -> lightning.Trainer:
 
 def loader() -> DataLoader:
     return DataLoader(TensorDataset(torch.zeros(2 * EPOCH, 1)), batch_size=1)
-
-
-def test_each_rank_gets_its_own_state():
-    """The checkpoint has both ranks' residuals, and each rank loads its own."""
-    with shared_folder() as folder:
-        trainer = trainer_of([Compress(compressor())], 3)
-        trainer.fit(Module(), loader())
-        path = os.path.join(folder, "three.ckpt")
-        trainer.save_checkpoint(path)
-        states = torch.load(path, weights_only=True)["callbacks"]["Compress"]["ranks"]
-        assert [state["residuals"]["rank"] for state in states] == [0, 1]
-        again = compressor()
-        Compress(again).load_state_dict({"ranks": states})
-        saved = states[dist.get_rank()]["residuals"]["parameters"]
-        loaded = again.state_dict()["residuals"]["parameters"]
-        assert saved.keys() == loaded.keys()
-        assert all(torch.equal(saved[name], loaded[name]) for name in saved)
 
 
 def test_later_fits_continue_and_another_module_starts_anew():

@@ -59,28 +59,6 @@ def test_bits_are_the_same(scheme, view, monkeypatch, sent):
     assert_same_everywhere(*found)
 
 
-@pytest.mark.parametrize("scheme", ["allgather", "scatter_reduce"])
-def test_groups_leave_before_their_bucket(scheme, sent, monkeypatch):
-    """From the fifth step on: DDP builds its buckets in the second one, the fourth one compares."""
-    net = deep_net()
-    model, state = wrapped(net, SCHEMES[scheme]())
-    taken, take = [], state.session.take
-
-    def noting(*arguments, **keywords):
-        taken.append(len(sent))
-        return take(*arguments, **keywords)
-
-    monkeypatch.setattr(state.session, "take", noting)
-    for step in range(STEPS):
-        own = own_gradients(net, step)
-        del taken[:], sent[:]
-        backward(model, step)
-        assert_averages(net, own, TOLERANCE)
-        assert (taken[-1] > 0) == (step >= 4)
-        assert taken[0] == 0
-        assert len(set(sent)) == len(sent)
-
-
 def test_two_backward_passes(sent):
     """From step 5 on, the first one fills a bucket in part. Its groups leave early only once."""
     net, twin = Halves(), Halves()

@@ -8,12 +8,12 @@ import horovod.torch as hvd
 import pytest
 import torch
 from doors import *  # noqa: F403
-from doors import EXCHANGES, SCHEMES, N, assert_independent, differing, numbers, told
+from doors import EXCHANGES, SCHEMES, assert_independent, differing, numbers, told
 from exact_averages import *  # noqa: F403
 from nets import make_net, train
 from training import Training, assert_same_everywhere
 
-from hvd_adaptive import ALQ, QSGD, instances
+from hvd_adaptive import QSGD
 
 
 @pytest.mark.parametrize("frozen", [True, False])
@@ -43,39 +43,3 @@ def test_ranks_that_count_differently_agree_on_a_number(errors, exchange):
     first, second = numbers(compressors)
     assert first != second and min(first, second) >= 3 * (hvd.size() - 1)
     assert_same_everywhere(torch.tensor([first, second]))
-
-
-@pytest.mark.ranks
-def test_what_is_built_beside_does_not_count(errors):
-    """Parts, second stages and fitted copies on all ranks. One that encodes on a single rank does,
-    and all ranks agree."""
-    if hvd.rank() == 0:
-        QSGD().encode(torch.randn(N))
-    compressor = ALQ(bits=3, parameter_bits={"a": 4}, exchange="scatter_reduce")
-    errors([compressor], 1)
-    compressor.set(bits=4)
-    assert_same_everywhere(torch.tensor(numbers([compressor])))
-    compressors = [QSGD(bits=3) for _ in range(2)]
-    errors(compressors, 1)
-    assert len({*numbers(compressors), *numbers([compressor])}) == 3
-
-
-@pytest.mark.ranks
-def test_a_resumed_run_of_two_optimizers_repeats(errors):
-    """States of both, loaded in another order and beside a new compressor."""
-    kept = []
-    for resumed in (False, True):
-        instances.start_over()
-        compressors = [QSGD(bits=3) for _ in range(2)]
-        errors(compressors, 1)
-        if resumed:
-            saved = [compressor.state_dict() for compressor in compressors]
-            instances.start_over()
-            compressors = [QSGD(bits=3) for _ in range(2)]
-            for place in (1, 0):
-                compressors[place].load_state_dict(saved[place])
-        kept.append(torch.stack(errors(compressors, 2)))
-    new = QSGD(bits=3)
-    errors([new], 1)
-    assert numbers([new]) == [2]
-    assert torch.equal(*kept)

@@ -173,16 +173,6 @@ def test_a_few_samples_of_a_few_ranks_are_enough_for_all():
     assert_same_everywhere(compressor.levels)
 
 
-@pytest.mark.nodes
-def test_what_leaves_a_node_is_compressed(nodes):
-    """Half of the group from each rank of a node, to the other node; small tensors as they are."""
-    sizes = (64 * BUCKET, 16 * BUCKET, 300)
-    compressor = QSGD(bits=4, bucket_size=BUCKET, exchange=nodes)
-    trained(compressor, sizes)
-    half = (4 / 8 * (sum(sizes) - 300) + 4 * 300) / 2
-    assert compressor.report()["wire_bytes"] == pytest.approx(half, rel=0.1)
-
-
 def test_ranks_of_one_node_have_no_error_and_fit_nothing():
     sizes = (LARGE, SMALL)
     compressor = ALQ(bucket_size=BUCKET, exchange="hierarchical")

@@ -2,30 +2,13 @@
 
 from __future__ import annotations
 
-import horovod.torch as hvd
 import pytest
 import torch
 from feedback_doors import *  # noqa: F403
-from feedback_doors import CASES
-from training import assert_same_everywhere, distributed, make_model, train, trained
+from training import assert_same_everywhere, train, trained
 
 from hvd_adaptive import QSGD, Tuning
 from hvd_adaptive.transport.horovod_world import HorovodWorld
-
-
-def test_one_ranks_state_on_all_ranks(caplog):
-    """Rank 0's checkpoint: the others start from zero and say so."""
-    compressor = CASES["alq"]()
-    model, _ = trained(compressor, 2)
-    state = hvd.broadcast_object(compressor.state_dict(), 0, name="state")
-    new = CASES["alq"]()
-    new.load_state_dict(state)
-    model = make_model()
-    train(model, distributed(model, new), 1)
-    told = [m for m in caplog.messages if f"saved by rank 0 of {hvd.size()}" in m]
-    assert len(told) == (hvd.rank() != 0)
-    assert torch.equal(new.levels, compressor.levels) and new.step == 3
-    assert_same_everywhere(model)
 
 
 def gathers(monkeypatch) -> list[str]:

@@ -17,13 +17,12 @@ from training import (
     give_up,
     loss_of,
     make_model,
-    residuals_of,
     train,
     trained,
     wait_for,
 )
 
-from hvd_adaptive import ALQ, QSGD, instances
+from hvd_adaptive import ALQ
 from hvd_adaptive.hooks.horovod.agreement import Agreement
 
 
@@ -104,29 +103,6 @@ def test_a_step_that_is_given_up_with_its_optimizer(monkeypatch):
         tear(model, optimizer, compressor, monkeypatch)
         del model, optimizer
         gc.collect()
-
-
-def test_a_step_that_is_given_up_leaves_residuals_alone(monkeypatch):
-    ends = []
-    for torn in (False, True):
-        instances.start_over()
-        keywords = {"bucket_size": 64, "error_feedback": 0.15, "fusion_bytes": 20_000}
-        compressor = QSGD(bits=2, **keywords)
-        model, optimizer = trained(compressor, 2)
-        before = residuals_of(compressor)
-        if torn:
-            tear(model, optimizer, compressor, monkeypatch, senders=range(hvd.size()))
-            for name, residual in residuals_of(compressor).items():
-                assert torch.equal(before[name], residual)
-        train(model, optimizer, 1, seed=9)
-        ends.append(residuals_of(compressor))
-    assert compressor.step == 3
-    for name, residual in ends[0].items():
-        # The second attempt draws other numbers for the same z, so e differs, no more than that.
-        difference = float((residual - ends[1][name]).square().sum())
-        change = float((residual - before[name]).square().sum())
-        assert 0 < difference < 4 * change
-    assert_same_everywhere(model)
 
 
 def test_a_backward_that_was_lost_in_part():

@@ -114,17 +114,6 @@ def test_a_model_compiled_by_inductor():
     assert_compiled_alike("alq", "inductor", everywhere=False)
 
 
-def test_gradients_of_gradients():
-    """backward(create_graph=True): payloads carry no graph."""
-    model = make_model(width=30)
-    optimizer = distributed(model, QSGD(bits=8, bucket_size=64))
-    for _ in range(2):
-        loss = loss_of(model, batches(hvd.rank())())
-        slopes = torch.autograd.grad(loss, list(model.parameters()), create_graph=True)
-        take_step(optimizer, loss + sum(slope.square().sum() for slope in slopes))
-    assert_same_everywhere(model)
-
-
 def test_nothing_but_a_step_changes_torchs_generators():
     model, batch = make_model(), batches(hvd.rank())()
     optimizer = distributed(model, make("alq", min_numel=100))

@@ -7,7 +7,6 @@ import pytest
 import torch
 from training import assert_same_everywhere
 
-from hvd_adaptive.base.errors import RankMismatchError
 from hvd_adaptive.optim import QSVRG, HorovodRanks, Portion
 
 pytestmark = pytest.mark.ranks
@@ -38,9 +37,3 @@ def test_ranks_compute_what_one_process_does():
         assert_same_everywhere(spread.point)
     assert spread.bits.payloads == alone.bits.payloads
     assert torch.count_nonzero(spread.point) == N
-
-
-def test_ranks_that_start_apart_fail_together():
-    start = torch.full((N,), float(hvd.rank()))
-    with pytest.raises(RankMismatchError, match="has another start"):
-        QSVRG(start, [portion(hvd.rank())], lr=0.1, iterations=3, ranks=HorovodRanks())

@@ -19,7 +19,7 @@ from training import (
     train,
 )
 
-from hvd_adaptive import Hierarchical, ScatterReduce, Tuning, instances
+from hvd_adaptive import Hierarchical, ScatterReduce, Tuning
 from hvd_adaptive.coding.payload import read_header
 from hvd_adaptive.kernels.random import stream_key
 
@@ -97,7 +97,6 @@ IN_NODES = {
 
 def compare(construct) -> None:
     """Parameters, tables and bytes of the two runs; half of the first layer is dead."""
-    instances.start_over()  # tests/parallel/ranks/repeat.py compares one case after the other
     model, compressor = make_model(dead=150), construct()
     train(model, distributed(model, compressor, lr=0.3), STEPS)
     assert not model[0].weight.grad[:150].any() or not compressor.settings.keep_zeros

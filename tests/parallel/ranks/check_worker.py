@@ -3,10 +3,8 @@ ranks, tests/unit/hooks/horovod/test_any_order.py whatever the schedule.)"""
 
 from __future__ import annotations
 
-import threading
-
 import torch
-from training import distributed, make_model, train, trained, wait_for
+from training import distributed, train, trained, wait_for
 
 from hvd_adaptive import ALQ, Tuning
 
@@ -45,15 +43,3 @@ def test_groups_are_launched_in_hooks_without_a_worker():
     weights[0].sum().backward()
     assert len(step._flying) == len(step.layout.groups)
     optimizer.step()
-
-
-def test_the_thread_ends_when_the_compressor_is_closed():
-    compressor, model = ALQ(tuning=Tuning(worker=True)), make_model()
-    optimizer = distributed(model, compressor)
-    train(model, optimizer, 2)
-    thread = compressor._training.connection._driver._worker._thread
-    assert thread in threading.enumerate()
-    compressor.close()
-    thread.join(30)
-    assert not thread.is_alive()
-    del optimizer

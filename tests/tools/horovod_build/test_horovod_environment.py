@@ -162,17 +162,6 @@ def test_wrapper_of_other_facts(facts, wrapped, monkeypatch):
     assert wrapped(older, given) == f"-first {given} -std=c++17"
 
 
-@pytest.mark.skipif(not preflight.find_compiler(), reason="no C++ compiler")
-def test_wrapper_with_the_real_compiler(facts, file, tmp_path):
-    compiler = preflight.find_compiler()
-    wrapper = file("cxx", wrapper_script(facts, compiler))
-    source = file("x.cc", "static_assert(__cplusplus > 201703L);\n")
-    arguments = ["-g", "-std=c++14", "-c", str(source), "-o", str(tmp_path / "x.o")]
-    assert subprocess.run([*compiler, *arguments], capture_output=True).returncode != 0
-    assert subprocess.run([wrapper, *arguments]).returncode == 0
-    assert b".debug_info" not in (tmp_path / "x.o").read_bytes()
-
-
 def test_key_changes_with_all_that_changes_the_wheel(facts, tmp_path, monkeypatch):
     mpi, torch = facts.mpi, facts.torch
     others = [
