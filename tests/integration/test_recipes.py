@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from pathlib import Path
 
 import pytest
-from recipe_results import RECIPES, check_recipe
 from script_runs import ROOT, run
 
 SECONDS = 280
@@ -15,13 +15,23 @@ TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--np
 pytestmark = [pytest.mark.integration, pytest.mark.parallel, pytest.mark.timeout(SECONDS + 30)]
 
 
-@pytest.mark.thorough
-@pytest.mark.parametrize("name", RECIPES)
-def test_a_recipe_trains_with_three_bits(name: str, tmp_path: Path) -> None:
-    """Started by torchrun. Their libraries train in test_integrations, too."""
+@pytest.mark.parametrize(
+    ("name", "highest"),  # the loss that a training of 60 steps must reach
+    [
+        pytest.param("trainer", 3.3, marks=pytest.mark.thorough),
+        ("accelerate", 1.0),
+        pytest.param("lightning", 1.0, marks=pytest.mark.thorough),
+    ],
+)
+def test_a_recipe_trains_with_three_bits(name: str, highest: float, tmp_path: Path) -> None:
+    """Started by torchrun; their libraries train in test_integrations, too. 3 bits, and headers and
+    scales of a small model: uncompressed gradients have 32 bits, and a hook that was never called
+    reports 0."""
     done = run([*TORCHRUN, str(ROOT / "examples" / f"recipe_{name}.py")], tmp_path, SECONDS)
     assert done.returncode == 0, done.stdout
-    check_recipe(name, done.stdout)
+    (last,) = re.findall(r"loss (?:[\d.]+ to )?(\d+\.\d+)", done.stdout)
+    (bits,) = re.findall(r"([\d.]+) bits per coordinate", done.stdout)
+    assert float(last) < highest and 3 < float(bits) < 4, done.stdout
 
 
 def test_integrations(tmp_path: Path, monkeypatch) -> None:

@@ -6,7 +6,6 @@ python worker.py FOLDER SCHEME
 from __future__ import annotations
 
 import faulthandler
-import hashlib
 import json
 import os
 import signal
@@ -14,9 +13,12 @@ import sys
 import time
 from pathlib import Path
 
+sys.path.extend(str(Path(__file__).parents[1] / name) for name in ("", "parallel/ranks"))
+
 import horovod.torch as hvd
 import psutil
 import torch
+from training import batches, distributed, hash_of, loss_of, make_model, take_step
 
 from hvd_adaptive import ALQ, ECDQ, QSGD, SignSGD
 
@@ -33,45 +35,25 @@ SCHEMES = {
     "none": lambda: hvd.Compression.none,
 }
 COMMIT, CHECK = 10, 50
-LEARNING_RATE = 0.05
 
 
 def main(folder: Path, scheme: str) -> None:
     hvd.init()
-    torch.set_num_threads(1)
-    torch.manual_seed(0)
     host = os.environ["HOROVOD_HOSTNAME"]
     faulthandler.register(signal.SIGUSR1)
     (folder / "workers" / host).write_text(str(os.getpid()))
-    model = torch.nn.Sequential(
-        torch.nn.Linear(100, 400),
-        torch.nn.ReLU(),
-        torch.nn.Linear(400, 400),
-        torch.nn.ReLU(),
-        torch.nn.Linear(400, 10),
-    )
-    teacher = torch.randn(100, 10, generator=torch.Generator().manual_seed(99))
-    compressor = SCHEMES[scheme]()
-    optimizer = hvd.DistributedOptimizer(
-        torch.optim.SGD(model.parameters(), lr=LEARNING_RATE),
-        named_parameters=model.named_parameters(),
-        compression=compressor,
-    )
+    model, compressor = make_model(width=1000), SCHEMES[scheme]()
+    optimizer = distributed(model, compressor, lr=0.05)
     handled = {} if scheme == "none" else {"compression": compressor}
     state = hvd.elastic.TorchState(model=model, optimizer=optimizer, batch=0, stop=False, **handled)
-    log = (folder / "workers" / f"{host}.log").open("a")
 
     @hvd.elastic.run
     def train(state: hvd.elastic.TorchState) -> None:
         tell(state, "begin")
         while not state.stop:
             # Of the batch and the rank alone: no state of its own that a restart would lose.
-            generator = torch.Generator().manual_seed(1000 * state.batch + hvd.rank())
-            x = torch.randn(32, 100, generator=generator)
-            optimizer.zero_grad()
-            loss = torch.nn.functional.cross_entropy(model(x), (x @ teacher).argmax(1))
-            loss.backward()
-            optimizer.step()
+            loss = loss_of(model, batches(hvd.rank(), state.batch)())
+            take_step(optimizer, loss)
             state.batch += 1
             if state.batch % COMMIT == 0:
                 stop = torch.tensor([(folder / "stop").exists()], dtype=torch.uint8)
@@ -82,9 +64,7 @@ def main(folder: Path, scheme: str) -> None:
 
     def tell(state: hvd.elastic.TorchState, event: str, loss: float | None = None) -> None:
         """Parameters are compared over all ranks: what is not equal ends the soak."""
-        flat = torch.cat([p.detach().reshape(-1) for p in model.parameters()])
-        digest = hashlib.sha256(flat.numpy().tobytes()).hexdigest()
-        digests = hvd.allgather_object(digest, name="soak.digest")
+        digests = hvd.allgather_object(hash_of(model), name="soak.digest")
         process = psutil.Process()
         entry = {
             "time": time.time(),
@@ -100,8 +80,8 @@ def main(folder: Path, scheme: str) -> None:
             "threads": process.num_threads(),
             "files": process.num_fds(),
         }
-        log.write(json.dumps(entry) + "\n")
-        log.flush()
+        with (folder / "workers" / f"{host}.log").open("a") as log:
+            log.write(json.dumps(entry) + "\n")
 
     train(state)
 

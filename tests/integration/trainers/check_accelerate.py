@@ -34,14 +34,6 @@ def make(**options):
     return accelerator, *accelerator.prepare(net, torch.optim.SGD(net.parameters(), lr=0.1))
 
 
-def compressed(**options):
-    """The same, with a compressor."""
-    accelerator, model, optimizer = make(**options)
-    own = compressor()
-    compress(accelerator, model, own)
-    return accelerator, model, optimizer, own
-
-
 def train(accelerator, model, optimizer, steps, overflows=None):
     """overflows: The step in which rank 0 does."""
     for step in steps:

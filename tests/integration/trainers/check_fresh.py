@@ -10,13 +10,11 @@ import check_accelerate
 import check_lightning
 import check_transformers
 import pytest
-import recipe_accelerate
 import torch
 import torch.distributed as dist
 from accelerate.state import AcceleratorState
 from lightning.pytorch.callbacks import ModelCheckpoint
 from lightning.pytorch.plugins import MixedPrecision
-from recipe_results import check_recipe
 from trainer_runs import (
     SCALE,
     residuals_are_unscaled,
@@ -119,12 +117,3 @@ def test_new_processes_repeat_the_uninterrupted_training(train):
         assert torch.equal(parameters[0], parameters[1])
         assert not torch.equal(parameters[1], parameters[2])
         torch.save(values, kept)
-
-
-@pytest.mark.skipif(RESUMES, reason="once is enough")
-def test_the_recipe_for_accelerate(capfd):
-    AcceleratorState._reset_state()
-    is_first = dist.get_rank() == 0
-    recipe_accelerate.main(60)  # which ends the process group
-    if is_first:
-        check_recipe("accelerate", capfd.readouterr().out)
