@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from unittest.mock import patch
 
 import horovod.torch as hvd
 import pytest
@@ -10,10 +11,13 @@ import torch
 from doors import *  # noqa: F403
 from doors import EXCHANGES, SCHEMES, assert_independent, differing, numbers, told
 from exact_averages import *  # noqa: F403
+from feedback_doors import *  # noqa: F403
 from nets import make_net, train
-from training import Training, assert_same_everywhere
+from training import Training, assert_same_everywhere, trained
+from training import train as train_steps
 
-from hvd_adaptive import QSGD
+from hvd_adaptive import QSGD, Tuning
+from hvd_adaptive.transport.horovod_world import HorovodWorld
 
 
 @pytest.mark.parametrize("frozen", [True, False])
@@ -43,3 +47,23 @@ def test_ranks_that_count_differently_agree_on_a_number(errors, exchange):
     first, second = numbers(compressors)
     assert first != second and min(first, second) >= 3 * (hvd.size() - 1)
     assert_same_everywhere(torch.tensor([first, second]))
+
+
+@pytest.mark.parametrize("worker", (True, False))
+def test_ranks_share_the_weights(worker):
+    """Though their gradients differ; and no collective is added to a step."""
+    weights, gather = [], HorovodWorld.gather_equal
+    for feedback in (None, "auto"):
+        keywords = {"error_feedback": feedback, "tuning": Tuning(worker=worker)}
+        compressor = QSGD(bits=2, bucket_size=64, **keywords)
+        model, optimizer = trained(compressor, 2)
+        with patch.object(
+            HorovodWorld, "gather_equal", autospec=True, side_effect=gather
+        ) as called:
+            for _ in range(3):
+                train_steps(model, optimizer, 1)
+                if feedback:
+                    weights.append(compressor._training.residuals.weights.of(""))
+        assert called.call_count == 3
+    assert all(0 < weight < 0.5 for weight in weights) and len(set(weights)) == 3
+    assert_same_everywhere(torch.tensor(weights, dtype=torch.float64))
