@@ -57,13 +57,11 @@ def test_ranks_share_the_weights(worker):
         keywords = {"error_feedback": feedback, "tuning": Tuning(worker=worker)}
         compressor = QSGD(bits=2, bucket_size=64, **keywords)
         model, optimizer = trained(compressor, 2)
-        with patch.object(
-            HorovodWorld, "gather_equal", autospec=True, side_effect=gather
-        ) as called:
+        with patch.object(HorovodWorld, "gather_equal", autospec=True, side_effect=gather) as own:
             for _ in range(3):
                 train_steps(model, optimizer, 1)
                 if feedback:
                     weights.append(compressor._training.residuals.weights.of(""))
-        assert called.call_count == 3
+        assert own.call_count == 3
     assert all(0 < weight < 0.5 for weight in weights) and len(set(weights)) == 3
     assert_same_everywhere(torch.tensor(weights, dtype=torch.float64))

@@ -186,16 +186,14 @@ def test_ranks_of_one_node_have_no_error_and_fit_nothing():
         torch.testing.assert_close(average.double(), exact, rtol=1e-5, atol=1e-4)
 
 
-def as_bfloat16(v: np.ndarray) -> np.ndarray:
-    """The nearest number of 8 significant bits, ties to even."""
-    bits = v.astype(np.float32).view(np.uint32).astype(np.uint64)
-    kept = (bits + 0x7FFF + (bits >> 16 & 1)) & 0xFFFF0000
-    return kept.astype(np.uint32).view(np.float32)
+def bfloat16_error(v: np.ndarray, levels: np.ndarray) -> float:
+    """Of rounding to the nearest number."""
+    return float(np.sum((torch.from_numpy(v).bfloat16().double().numpy() - v) ** 2))
 
 
 ERRORS = {
     "float32": lambda v, levels: 0.0,
-    "bfloat16": lambda v, levels: np.sum((as_bfloat16(v).astype(np.float64) - v) ** 2),
+    "bfloat16": bfloat16_error,
     "allgather": error_of,
 }
 

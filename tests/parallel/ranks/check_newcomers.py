@@ -83,13 +83,18 @@ def test_newcomers_take_the_first_ranks_state(scheme, feedback, caplog):
         assert all(table == tables[0] for table in tables)
 
 
-def test_residuals_start_from_zero_and_the_first_ranks_stay():
-    state, _ = veteran("qsgd", error_feedback=1.0)
-    model, optimizer, _ = newcomers("qsgd", state, error_feedback=1.0)
-    # Gradients of zero send the residuals alone.
+def step_of_zeros(state, weight):
+    """A step of a newcomers' optimizer whose gradients are zero; its model and compressor."""
+    model, optimizer, compressor = newcomers("qsgd", state, error_feedback=weight)
     take_step(optimizer, sum(p.sum() for p in model.parameters()) * 0.0)
-    residuals = state["residuals"]["parameters"] if hvd.rank() == 0 else {}
-    residuals = hvd.broadcast_object(residuals, 0, name="check.residuals")
+    return model, compressor
+
+
+def test_residuals_start_from_zero_and_the_first_ranks_stay():
+    """They alone are sent."""
+    state, _ = veteran("qsgd", error_feedback=1.0)
+    model, _ = step_of_zeros(state, 1.0)
+    residuals = hvd.broadcast_object(state["residuals"]["parameters"], 0, name="check.residuals")
     for name, parameter in model.named_parameters():
         sent = residuals.get(name, torch.zeros(parameter.numel())) / hvd.size()
         error = (parameter.grad.view(-1) - sent).norm()
@@ -98,13 +103,12 @@ def test_residuals_start_from_zero_and_the_first_ranks_stay():
 
 
 def test_newcomers_take_the_weights_of_error_feedback():
+    """Without residuals nothing is measured, so the weights stay."""
     state, _ = veteran("qsgd", error_feedback="auto")
     for residual in state["residuals"]["parameters"].values():
         residual.zero_()
     del state["residuals_checksum"]
-    model, optimizer, compressor = newcomers("qsgd", state, error_feedback="auto")
-    # Gradients of zero and no residuals: nothing is measured, so the weights stay.
-    take_step(optimizer, sum(p.sum() for p in model.parameters()) * 0.0)
+    _, compressor = step_of_zeros(state, "auto")
     expected = hvd.broadcast_object(state["feedback_weights"], 0, name="check.weights")
     assert compressor._training.residuals.weights.adapted == expected != {}
 

@@ -4,6 +4,7 @@ launches them by name): ``mpirun -np 2 python tests/parallel/ranks/lifecycle.py 
 from __future__ import annotations
 
 import contextlib
+import copy
 import faulthandler
 import gc
 import itertools
@@ -17,7 +18,16 @@ import horovod.torch as hvd
 import pytest
 import torch
 from horovod.common.exceptions import HorovodInternalError
-from training import assert_same_everywhere, distributed, flat_parameters, hash_of, take_step
+from training import (
+    assert_same_everywhere,
+    distributed,
+    flat_parameters,
+    give_up,
+    hash_of,
+    make_model,
+    take_step,
+    train,
+)
 
 from hvd_adaptive import ALQ, ECDQ, QSGD, BinGrad
 from hvd_adaptive.transport.horovod_world import HorovodWorld
@@ -29,24 +39,10 @@ SCHEMES = {
 }
 
 
-def make_optimizer(compressor, **options):
-    """A network of 3,000 and 50 parameters; the same on all ranks."""
-    torch.manual_seed(0)
-    net = torch.nn.Linear(60, 50)
-    return net, distributed(net, compressor, **options)
-
-
-def train(net, optimizer, steps: int, rank: int | None = None) -> None:
-    """On a rank's own data."""
-    generator = torch.Generator().manual_seed(hvd.rank() if rank is None else rank)
-    for _ in range(steps):
-        take_step(optimizer, net(torch.randn(8, 60, generator=generator)).square().mean())
-
-
-def train_and_compare(construct, steps: int = 3, rank: int | None = None, **options):
+def train_and_compare(construct, steps: int = 3, seed: int = 0, **options):
     """The network; parameters are the same on all ranks (of a process set)."""
-    net, optimizer = make_optimizer(construct(), **options)
-    train(net, optimizer, steps, rank)
+    net = make_model()
+    train(net, distributed(net, construct(), **options), steps, seed)
     assert_same_everywhere(net, **options)
     return net
 
@@ -60,12 +56,13 @@ def shutdown_and_init() -> None:
     for name in ("alq", "qsgd"):
         hvd.init()
         compressor = SCHEMES[name]()
-        net, optimizer = make_optimizer(compressor)
+        net = make_model()
+        optimizer = distributed(net, compressor)
         train(net, optimizer, 2)
         if name == "qsgd":  # a backward that is given up; its collectives end in an error
             # Where another rank shut down first.
             with contextlib.suppress(HorovodInternalError, RuntimeError, ValueError):
-                net(torch.ones(1, 60)).sum().backward()
+                net(torch.ones(1, 100)).sum().backward()
                 if hvd.rank() == 0:  # the other one need not have sent any group
                     compressor._training.connection.drive.step.release(1.0)
             handles = optimizer._handles
@@ -99,7 +96,7 @@ def subsets() -> None:
     hvd.init(comm=world.Split(half, key=world.Get_rank()))
     assert hvd.size() == len(range(half, world.Get_size(), 2))
     for construct in (SCHEMES["qsgd"], SCHEMES["ecdq"]):
-        net = train_and_compare(construct, rank=world.Get_rank())
+        net = train_and_compare(construct, seed=half)
         assert len(set(world.allgather(hash_of(net)))) == 2
     hvd.shutdown()
 
@@ -129,11 +126,13 @@ def stalled() -> None:
     hvd.init()
     spare = ALQ(bucket_size=256)
     spare.decode(spare.encode(torch.randn(3050)))  # loads kernels, which may take longer than that
-    net, optimizer = make_optimizer(ALQ(bucket_size=256))
+    torch.manual_seed(0)
+    net = torch.nn.Linear(60, 50)
+    optimizer = distributed(net, ALQ(bucket_size=256))
     hvd.barrier()
     if hvd.rank() == 1:
         time.sleep(2.5)
-    train(net, optimizer, 1)
+    take_step(optimizer, net(torch.full((8, 60), 1.0 + hvd.rank())).square().mean())
     assert_same_everywhere(net)
     hvd.shutdown()
 
@@ -145,10 +144,9 @@ def alone() -> None:
     elastic = os.environ.get("HOROVOD_ELASTIC") == "1"
     for name, construct in SCHEMES.items():
         compressor = construct()
-        net, optimizer = make_optimizer(compressor)
-        exact = torch.nn.Linear(60, 50)
-        exact.load_state_dict(net.state_dict())
-        start = flat_parameters(net)
+        net = make_model()
+        optimizer = distributed(net, compressor)
+        exact, start = copy.deepcopy(net), flat_parameters(net)
         train(net, optimizer, 3)
         train(exact, torch.optim.SGD(exact.parameters(), lr=0.1), 3)
         assert compressor.step == (3 if elastic else 0), name
@@ -171,25 +169,24 @@ def closed() -> None:
         spares[0].decode(spares[0].encode(torch.randn(1000)))
     for construct in SCHEMES.values():
         compressor = construct()
-        net, optimizer = make_optimizer(compressor)
+        net = make_model()
+        optimizer = distributed(net, compressor)
         train(net, optimizer, 2)
         tables = compressor.state_dict()
-        parameter = weakref.ref(net.weight)
+        parameter = weakref.ref(net[0].weight)
         del net, optimizer
         compressor.close()
         compressor.close()
         gc.collect()
         assert parameter() is None, "the compressor holds a parameter"
         assert compressor.state_dict().keys() == tables.keys()
-        net, optimizer = make_optimizer(compressor)
+        net = make_model()
+        optimizer = distributed(net, compressor)
         train(net, optimizer, 1)
         # In the middle of a step: its gradients are given up.
-        net(torch.ones(1, 60)).sum().backward()
+        net(torch.ones(1, 100)).sum().backward()
         compressor.close()
-        handles = [handle for handle, _ in optimizer._handles.values()]
-        optimizer.load_state_dict(optimizer.state_dict())
-        for handle in handles:
-            hvd.synchronize(handle)
+        give_up(optimizer)
         train(net, optimizer, 1)
         assert compressor.step == 4
         assert_same_everywhere(net)
@@ -223,7 +220,8 @@ def unlike_processors() -> None:
     one, other = hvd.allgather_object(digests)
     assert one == other
     for construct in UNLIKE.values():
-        net, optimizer = make_optimizer(construct())
+        net = make_model()
+        optimizer = distributed(net, construct())
         for _ in range(4):
             train(net, optimizer, 1)
             assert_same_everywhere(*(p.grad for p in net.parameters()))
