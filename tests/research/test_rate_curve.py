@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 from exact_error import exact_error
+from exact_errors import relative_error
 
 from hvd_adaptive import ALQ, QCS, TernGrad
 
@@ -45,13 +46,8 @@ def test_exact_errors_by_hand(norm):
     v = torch.from_numpy(np.random.default_rng(0).standard_t(3, 5000)).float()
     codec = ALQ(bits=4, bucket_size=512, norm=norm)
     codec.fit(v)
-    levels, total = codec.levels.numpy(), 0.0
-    for bucket in np.split(v.double().numpy(), range(512, 5000, 512)):
-        scale = np.linalg.norm(bucket, {"l2": 2, "linf": np.inf}[norm])
-        r = bucket / scale
-        above = np.clip(np.searchsorted(levels, r), 1, len(levels) - 1)
-        total += scale**2 * ((levels[above] - r) * (r - levels[above - 1])).sum()
-    assert exact_error(codec, v) == pytest.approx(total / float(v.double() @ v.double()), rel=1e-5)
+    wanted = relative_error(v, codec.levels, 512, norm)
+    assert exact_error(codec, v) == pytest.approx(wanted, rel=1e-5)
 
 
 def test_exact_errors_count_the_bias_of_clipping():
