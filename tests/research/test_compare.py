@@ -93,22 +93,6 @@ def test_methods_of_a_budget_send_as_many_bits(made):
 
 
 @pytest.mark.thorough
-def test_page_at_equal_bits(made):
-    folder, _ = made
-    page = (folder / "page/results.md").read_text().split("## At equal wire bits")[1]
-    rows = [line.split(" | ") for line in page.splitlines() if line.startswith("| ")]
-    lines = {row[1]: row for row in rows if len(row) == 8}
-    assert {*THREE_LEVELS, "ECDQ-1.6", "*TernGrad*"} <= set(lines)
-    for method in THREE_LEVELS:
-        deficits = [
-            final(folder, "SuperSGD", "4w-32b-0d", s) - final(folder, method, "4w-0b-2048d", s)
-            for s in (0, 1)
-        ]
-        assert float(lines[method][4]) == pytest.approx(sum(deficits) / 2, abs=0.006), method
-    assert "ORQ-3 trains to higher accuracy than Linear-3 and QSGDinf-3" in page
-
-
-@pytest.mark.thorough
 def test_page(made):
     folder, printed = made
     page = (folder / "page/results.md").read_text()

@@ -81,7 +81,8 @@ def test_bias_is_noticed():
     assert catalog.is_unbiased(hvd_adaptive.TernGrad(clip=None))
 
 
-def test_some_are_measured(capsys):
+def test_some_are_measured(monkeypatch, capsys):
+    monkeypatch.setenv("COLUMNS", "80")
     assert main(["schemes", "signsgd", "ALQ", "--json"]) == 0
     unmeasured = json.loads(capsys.readouterr().out)
     assert [one["name"] for one in unmeasured] == ["SignSGD", "ALQ"]
@@ -94,6 +95,7 @@ def test_some_are_measured(capsys):
     assert main(["schemes", "SignSGD", "TernGrad", "--measure"]) == 0
     out = capsys.readouterr().out
     assert "SignSGD" in out and "1.61" in out and "unbiased" in out
+    assert max(map(len, out.splitlines())) <= 80 and "…" not in out
     with pytest.raises(SystemExit) as ended:
         main(["schemes", "ALG"])
     assert ended.value.code == 2 and "must be one of ALQ" in capsys.readouterr().err

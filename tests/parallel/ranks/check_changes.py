@@ -17,7 +17,7 @@ from training import (
     train,
 )
 
-from hvd_adaptive import ALQ, ECDQ, ORQ, QSGD, ScatterReduce, SignSGD, instances
+from hvd_adaptive import ALQ, ECDQ, QSGD, ScatterReduce, instances
 
 SMALL = {"bucket_size": 256, "fusion_bytes": 60_000}
 # Scheme, its keywords, and the settings from steps on.
@@ -27,9 +27,6 @@ CASES = {
         {"update_steps": [0, 3]},
         {2: {"bits": 4}, 4: {"exchange": ScatterReduce(second_stage_bits=6)}},
     ),
-    "qsgd": (QSGD, {"bits": 4}, {1: {"coding": "huffman"}, 3: {"bits": 2, "norm": "linf"}}),
-    "orq": (ORQ, {"levels": 5}, {2: {"levels": 9, "bucket_size": 512}}),
-    "feedback": (SignSGD, {"error_feedback": 1.0}, {2: {"bucket_size": 64}, 4: {"seed": 4}}),
     "feedback-off-on": (
         QSGD,
         {"bits": 3, "norm": "linf", "error_feedback": 0.5},

@@ -142,16 +142,12 @@ def test_preflight_runs_before_anything_is_installed(tmp_path):
         ("cc1plus: error: x.s: No space left on device", "TMPDIR"),
         ("ModuleNotFoundError: No module named 'cffi'", "pip install cffi"),
         ("ERROR: No matching distribution found for horovod==9.9", "pip config list"),
+        ("x.cc:1: error: expected ';'", None),
     ],
 )
 def test_diagnose(line, advice):
     hints = diagnose(f"[ 10%] Building CXX object a.o\n{line}\nmake: *** [all] Error 2\n")
-    assert len(hints) == 1
-    assert advice in hints[0]
-
-
-def test_diagnose_claims_nothing_it_does_not_know():
-    assert diagnose("[ 10%] Building\nx.cc:1: error: expected ';'\n") == []
+    assert [advice in hint for hint in hints] == ([True] if advice else [])
 
 
 def test_tail_begins_with_the_compilers_first_error():
