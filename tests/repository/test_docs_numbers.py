@@ -1,7 +1,10 @@
-"""README.md and docs/choosing.md quote the results pages: what they say is found there."""
+"""README.md and docs/choosing.md quote the results pages: what they say is found there. Every line
+of docs/compatibility.md names tests, which exist."""
 
 from __future__ import annotations
 
+import ast
+import functools
 import inspect
 import re
 from pathlib import Path
@@ -11,7 +14,8 @@ import pytest
 from hvd_adaptive.compressor import GradientCompressor
 from hvd_adaptive.hooks.ddp.bucket_session import UNUSED
 
-DOCS = Path(__file__).resolve().parents[2] / "docs"
+ROOT = Path(__file__).resolve().parents[2]
+DOCS = ROOT / "docs"
 # Where a table of choosing.md comes from: its section, then page and heading or opening.
 SOURCES = {
     "Error at equal bits": ("rate.md", "Step 200, unbiased schemes"),
@@ -64,7 +68,7 @@ def test_what_the_text_says_of_them():
 
 def readme() -> list[list[str]]:
     """Rows of the first table of README.md; a subject stands in the first of its rows."""
-    _, *rows = lines((DOCS.parent / "README.md").read_text(encoding="utf-8"))
+    _, *rows = lines((ROOT / "README.md").read_text(encoding="utf-8"))
     return rows
 
 
@@ -103,7 +107,7 @@ def test_the_readmes_numbers():
     ):
         assert name.removeprefix("Horovod ") == method.removeprefix("Horovod, ")
         assert value == wire[name]
-    keys = (DOCS.parent / "README.md").read_text(encoding="utf-8").split("Look at three keys", 1)[1]
+    keys = (ROOT / "README.md").read_text(encoding="utf-8").split("Look at three keys", 1)[1]
     shown = [row[1] for row in lines(keys)[1:]]
     assert shown == [payloads["Horovod float32"], payloads["`ALQ(bits=3)`"], wire["`ALQ(bits=3)`"]]
     head, *rows = lines(after("results.md", "### LeNet-5"))
@@ -116,7 +120,7 @@ def test_the_readmes_numbers():
 
 def test_the_readmes_warnings():
     """Are those that are printed."""
-    told = " ".join((DOCS.parent / "README.md").read_text(encoding="utf-8").split())
+    told = " ".join((ROOT / "README.md").read_text(encoding="utf-8").split())
     quoted = re.findall(r'"([^"]+)"', told[told.index("If the hook was not registered") :])[:2]
     sources = [UNUSED, inspect.getsource(GradientCompressor.report)]
     for words, source in zip(quoted, sources, strict=True):
@@ -128,3 +132,40 @@ def test_the_home_pages_number():
     home = " ".join((DOCS / "index.md").read_text(encoding="utf-8").split())
     alq, fp16 = steps["DDP, `ALQ(bits=3)`"], steps["DDP, fp16 hook"]
     assert f"{alq} s with DDP and `ALQ(bits=3)`, and {fp16} s with DDP's fp16 hook" in home
+
+
+PAGE = DOCS / "compatibility.md"
+TEST = re.compile(r"`(tests/[\w/]+\.py)::(\w+)(\[[^`]*\])?`")
+
+
+def rows() -> list[list[str]]:
+    """Cells of the tables' lines, without heads."""
+    lines = [line for line in PAGE.read_text(encoding="utf-8").splitlines() if line[:2] == "| "]
+    cells = [[cell.strip() for cell in line.strip("|").split(" | ")] for line in lines]
+    return [row for row in cells if row[0] not in ("What", "---")]
+
+
+@functools.cache
+def functions(path: Path) -> set[str]:
+    return {
+        node.name
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        if isinstance(node, ast.FunctionDef)
+    }
+
+
+@pytest.mark.parametrize("row", rows(), ids=lambda row: row[0][:40])
+def test_named_tests_exist(row):
+    _, result, shown = row
+    assert re.match(r"works|refused|error|documented|limits", result), result
+    found = TEST.findall(shown)
+    assert found, "no test is named"
+    assert len(found) == shown.count("::"), "a test's name is not understood"
+    for file, name, case in found:
+        assert name.startswith("test_") and name in functions(ROOT / file), (file, name)
+        text = (ROOT / file).read_text(encoding="utf-8")
+        assert all(word in text for word in re.findall(r"\w+", case)), (name, case)
+
+
+def test_the_page_has_a_line_for_everything():
+    assert len(rows()) >= 50

@@ -1,9 +1,11 @@
-"""`make demo` installs what the demonstration needs, `make setup` the rest, too."""
+"""`make demo` installs what the demonstration needs, `make setup` the rest, too; the Dockerfile and
+the devcontainer agree with each other and with the package (building them needs Docker)."""
 
 from __future__ import annotations
 
 import configparser
 import importlib.metadata
+import json
 import re
 import subprocess
 import sys
@@ -59,3 +61,27 @@ def test_the_demos_imports_are_installed():
     own = {*sys.stdlib_module_names, *scripts, "hvd_adaptive", "horovod"}
     missing = {m for m in found - own if not required & set(of_module.get(m, ()))}
     assert not missing and "mlxtend" in found
+
+
+def dockerfile() -> str:
+    """Its text, a line a command."""
+    return (ROOT / "Dockerfile").read_text(encoding="utf-8").replace("\\\n", "")
+
+
+def test_copied_files_exist_and_are_enough():
+    copies = re.findall(r"^COPY (?!--from)(.+) \S+$", dockerfile(), re.MULTILINE)
+    copied = " ".join(copies).split()
+    assert all((ROOT / one).exists() for one in copied)
+    # What a build of the package reads: setup.py reads the README, setup.cfg names the licence.
+    assert {"setup.cfg", "setup.py", "pyproject.toml", "README.md", "LICENSE"} <= set(copied)
+    ignored = (ROOT / ".dockerignore").read_text(encoding="utf-8").split()
+    assert not set(copied) & set(ignored)
+
+
+def test_the_devcontainer_uses_the_dockerfile():
+    told = json.loads((ROOT / ".devcontainer/devcontainer.json").read_text(encoding="utf-8"))
+    assert (ROOT / ".devcontainer" / told["build"]["dockerfile"]).samefile(ROOT / "Dockerfile")
+    assert f" AS {told['build']['target']}\n" in dockerfile()
+    extras = re.findall(r"\[([\w,]+)\]", told["postCreateCommand"])[0].split(",")
+    declared = (ROOT / "setup.cfg").read_text(encoding="utf-8")
+    assert all(f"\n{extra} =\n" in declared for extra in extras)
