@@ -47,16 +47,17 @@ def net() -> Net:
     return Net()
 
 
-def trainer_of(model, folder, steps: int = STEPS, optimizers=(None, None), **options) -> Trainer:
+def trainer_of(
+    model, folder, steps=STEPS, optimizers=(None, None), model_init=None, **options
+) -> Trainer:
     inputs = torch.randn(64, 16, generator=torch.Generator().manual_seed(1))
     rows = [{"inputs": row, "labels": row.sum().sin()} for row in inputs]
     arguments = {"learning_rate": 1e-2, "report_to": [], "per_device_train_batch_size": 4}
     arguments |= {"save_strategy": "no", "disable_tqdm": True, "logging_strategy": "no"}
     arguments |= {"max_steps": steps, "use_cpu": True, "lr_scheduler_type": "constant"}
     settings = TrainingArguments(str(folder), **arguments | options)
-    return Trainer(
-        model, settings, train_dataset=rows, eval_dataset=rows[:8], optimizers=optimizers
-    )
+    own = {"train_dataset": rows, "eval_dataset": rows[:8], "optimizers": optimizers}
+    return Trainer(model, settings, model_init=model_init, **own)
 
 
 def test_further_trainings_of_the_same_module_continue():
@@ -176,11 +177,7 @@ def test_models_of_a_search_start_anew():
     """With ``model_init`` every training has another model, tables and residuals of its own."""
     with shared_folder() as folder:
         compressor = QSGD(bits=4, error_feedback=1.0)
-        arguments = {"learning_rate": 1e-2, "report_to": [], "per_device_train_batch_size": 4}
-        arguments |= {"save_steps": 2, "disable_tqdm": True, "max_steps": STEPS}
-        settings = TrainingArguments(str(folder), use_cpu=True, **arguments)
-        rows = [{"inputs": row, "labels": row.sum()} for row in torch.eye(16)]
-        trainer = Trainer(args=settings, train_dataset=rows, model_init=net)
+        trainer = trainer_of(None, folder, model_init=net, save_strategy="steps", save_steps=2)
         compress(trainer, compressor)
         trainer.train()
         first, before = state_of(trainer.model), groups()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import horovod.torch as hvd
 import pytest
+import simulated_steps
 import torch
 from torch.nn import Embedding, Linear, Parameter
 from training import (
@@ -83,21 +84,19 @@ def test_gradients_missing_on_some_ranks_on_all_and_in_turn(scheme):
 
     model = zeros(*names, size=96)  # buckets are shared
     optimizer = distributed(model, make(scheme), lr=1.0)
-    simulated, compressor = zeros(*names, size=96), make(scheme)
-    ranks = Ranks(simulated.items(), compressor, size)
+    copies, compressor = zeros(*names, size=96), make(scheme)
+    ranks = Ranks(copies.items(), compressor, size)
     for step in range(4):
         take_step(optimizer, sum(model[n].sum() for n in names if uses(n, hvd.rank(), step)))
         assert not model["never"].grad.any()
-        for rank in range(size):
-            for name, parameter in simulated.items():
-                parameter.grad = torch.ones(96) if uses(name, rank, step) else None
-            ranks.take(rank)
-        if ranks.due(step):
-            ranks.refit(step)
-        ranks.average(step)
+        everyone = [
+            [torch.ones(96) if uses(name, rank, step) else None for name in names]
+            for rank in range(size)
+        ]
+        averages = simulated_steps.take_step(ranks, step, list(copies.values()), everyone)
         compressor.step = step + 1
-        for name in names:
-            assert torch.equal(simulated[name].grad, model[name].grad), name
+        for name, average in zip(names, averages, strict=True):
+            assert torch.equal(average, model[name].grad), name
     assert_same_everywhere(*model.values())
     assert not model["never"].any()
 
