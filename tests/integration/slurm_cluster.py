@@ -91,10 +91,12 @@ class Cluster:
             raise RuntimeError(f"{' '.join(command)}: {done.stdout}{done.stderr}")
         return done.stdout
 
-    def submit(self, script: Path, cwd: Path, output: Path, *words: str, options=()) -> str:
-        """The job's number. words: of the script. options: of sbatch."""
-        command = ["sbatch", "--parsable", f"--output={output}", *options, str(script), *words]
-        return self.run(*command, cwd=cwd).strip()
+    def submit(self, name: str, cwd: Path, words=(), options=()) -> str:
+        """Run a script of slurm/, whose output goes to ``cwd``; the job's number. words: of the
+        script. options: of sbatch."""
+        script = Path(__file__).resolve().parents[2] / "slurm" / f"{name}.sh"
+        command = ["sbatch", "--parsable", f"--output={cwd}/{name}.out", *options, str(script)]
+        return self.run(*command, *words, cwd=cwd).strip()
 
     def job(self, number: str) -> dict[str, str]:
         """What ``scontrol show job`` tells."""

@@ -6,7 +6,6 @@ import json
 import os
 import sys
 import time
-from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
@@ -34,15 +33,8 @@ if "HVD_ADAPTIVE_EVERY_CASE" not in os.environ:
 TRAINED = 0.7
 
 
-@dataclass(frozen=True)
-class Ended:
-    """A job that has ended: what scontrol tells of it, what it printed, what --json wrote, and what
-    Slurm's daemons said."""
-
-    job: dict[str, str]
-    output: str
-    result: dict
-    log: str
+# Of a job that has ended: what scontrol tells of it, what it printed, what --json wrote.
+Ended = tuple[dict[str, str], str, dict]
 
 
 @pytest.fixture(scope="module")
@@ -70,15 +62,9 @@ def ended(cluster: Cluster, tmp_path_factory) -> dict[str, Ended]:
     )
     numbers = {}
     for name, (options, words) in JOBS.items():
-        wanted = [] if name == "gpus" else ["--json", f"{name}.json"]
-        numbers[name] = cluster.submit(
-            ROOT / "slurm" / f"{name}.sh",
-            folder,
-            folder / f"{name}.out",
-            *words,
-            *wanted,
-            options=options,
-        )
+        wanted = () if name == "gpus" else ("--json", f"{name}.json")
+        own = {"words": (*words, *wanted), "options": options}
+        numbers[name] = cluster.submit(name, folder, **own)
 
     def output(name: str) -> str:
         path = folder / f"{name}.out"
@@ -99,16 +85,15 @@ def ended(cluster: Cluster, tmp_path_factory) -> dict[str, Ended]:
     for name, number in numbers.items():
         path = folder / f"{name}.json"
         result = json.loads(path.read_text()) if path.exists() else {}
-        results[name] = Ended(cluster.job(number), output(name), result, cluster.log())
+        results[name] = cluster.job(number), output(name), result
     return results
 
 
 @pytest.mark.parametrize("name", [name for name in JOBS if "node" in name])
 def test_training(ended: dict[str, Ended], name: str) -> None:
     """The job ends well; both ranks took part, learned, and hold the same bits."""
-    job, output, result = ended[name].job, ended[name].output, ended[name].result
-    told = f"{job}\n{output}\n{ended[name].log}"
-    assert (job["JobState"], job["ExitCode"]) == ("COMPLETED", "0:0"), told
+    job, output, result = ended[name]
+    assert (job["JobState"], job["ExitCode"]) == ("COMPLETED", "0:0"), f"{job}\n{output}"
     assert "parameters equal on 2 ranks" in output
     assert result["settings"]["ranks"] == 2
     (run,) = result["runs"]
@@ -120,7 +105,7 @@ def test_training(ended: dict[str, Ended], name: str) -> None:
 @pytest.mark.thorough
 def test_elastic_goes_on_after_a_requeue(ended: dict[str, Ended]) -> None:
     """The warning before the time limit: training saves itself, the job runs once more and ends."""
-    job, output, result = ended["elastic"].job, ended["elastic"].output, ended["elastic"].result
+    job, output, result = ended["elastic"]
     assert (job["JobState"], job["ExitCode"], job["Restarts"]) == ("COMPLETED", "0:0", "1"), output
     stopped = int(output.partition("stopped after step ")[2].partition(",")[0])
     assert f"goes on from step {stopped}" in output
@@ -132,7 +117,7 @@ def test_elastic_goes_on_after_a_requeue(ended: dict[str, Ended]) -> None:
 
 def test_gpus_asks_for_nccl(ended: dict[str, Ended]) -> None:
     """A Horovod without it is told before any rank starts."""
-    job, output = ended["gpus"].job, ended["gpus"].output
+    job, output, _ = ended["gpus"]
     if "[X] NCCL" in output or "has no NCCL" not in output:
         pytest.skip("this Horovod has NCCL")
     assert (job["JobState"], job["ExitCode"]) == ("FAILED", "1:0")

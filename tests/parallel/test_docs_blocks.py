@@ -31,17 +31,13 @@ SHELL_BLOCKS = [
 ]
 
 
-@pytest.mark.parametrize("block", ALL, ids=str)
-def test_blocks_are_of_a_known_kind(block: Block) -> None:
-    assert block.language in (*PYTHON, *SHELL, *OTHERS)
-    if block.is_doctest:
-        assert block.page.name in DOCTESTS
-    if block.reason is not None:
-        assert block.language in (*PYTHON, *SHELL)
-        assert len(block.reason.split()) >= 4, "the reason is none"
-
-
-def test_few_blocks_are_not_run() -> None:
+def test_blocks_are_of_a_known_kind_and_few_are_not_run() -> None:
+    for block in ALL:
+        assert block.language in (*PYTHON, *SHELL, *OTHERS), block
+        assert not block.is_doctest or block.page.name in DOCTESTS, block
+        if block.reason is not None:
+            assert block.language in (*PYTHON, *SHELL), block
+            assert len(block.reason.split()) >= 4, f"{block}: the reason is none"
     for page in pages():
         text = page.read_text(encoding="utf-8")
         assert text.count("<!-- not run:") == sum(b.reason is not None for b in blocks(page)), page

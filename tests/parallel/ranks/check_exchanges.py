@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import logging
 import math
+from unittest.mock import patch
 
 import horovod.torch as hvd
 import numpy as np
@@ -58,25 +59,20 @@ def test_the_exchange_without_exchange(ranks, monkeypatch, caplog):
     assert lines == [f"exchange=None: {expected}, for {hvd.size()} ranks"]
 
 
-def test_as_many_bytes_as_are_sent(monkeypatch):
+def test_as_many_bytes_as_are_sent():
     """What Horovod's alltoall and allgather were given, less what stays here."""
     model, compressor = make_model(), ALQ(exchange="scatter_reduce")
-    optimizer, sent = distributed(model, compressor), []
-    alltoall, allgather = hvd.alltoall_async, hvd.allgather_async
-
-    def counted_alltoall(tensor, splits, **k):
-        sent.append(tensor.numel() - int(splits[hvd.rank()]))
-        return alltoall(tensor, splits, **k)
-
-    def counted_allgather(tensor, **k):
-        if tensor.dtype == torch.uint8:  # a payload, not what ranks tell each other at the end
-            sent.append(tensor.numel() * (hvd.size() - 1))
-        return allgather(tensor, **k)
-
+    optimizer = distributed(model, compressor)
     train(model, optimizer, 2)
-    monkeypatch.setattr(hvd, "alltoall_async", counted_alltoall)
-    monkeypatch.setattr(hvd, "allgather_async", counted_allgather)
-    train(model, optimizer, 1)
+    with (
+        patch.object(hvd, "alltoall_async", wraps=hvd.alltoall_async) as alltoall,
+        patch.object(hvd, "allgather_async", wraps=hvd.allgather_async) as allgather,
+    ):
+        train(model, optimizer, 1)
+    sent = [call.args[0].numel() - int(call.args[1][hvd.rank()]) for call in alltoall.mock_calls]
+    gathered = [call.args[0] for call in allgather.mock_calls]
+    # Payloads, not what ranks tell each other at the end.
+    sent += [g.numel() * (hvd.size() - 1) for g in gathered if g.dtype == torch.uint8]
     report = compressor.report()
     assert report["wire_bytes"] == sum(sent) > 0
     coordinates = sum(p.numel() for p in model.parameters())
