@@ -31,7 +31,7 @@ def test_a_resumed_run_equals_the_uninterrupted_one(tmp_path):
 
 def test_a_run_goes_on_from_a_distributed_checkpoint(tmp_path):
     """Bit for bit with as many ranks, residuals included; refused, or without residuals, by more. A
-    compressor's own state is refused where a checkpoint has mixed ranks up."""
+    state of LocalSGD is refused where a checkpoint has mixed ranks up."""
     whole = trained(tmp_path, "ddp/checkpoints.py", "whole")
     assert len(whole) == RANKS * 3 and whole == trained(tmp_path, "ddp/checkpoints.py", "rest")
     assert len(trained(tmp_path, "ddp/checkpoints.py", "more", 3)) == 3

@@ -19,7 +19,7 @@ from training import (
     trained,
 )
 
-from hvd_adaptive import ALQ, QSGD, Tuning, instances
+from hvd_adaptive import ALQ, QSGD, Tuning
 from hvd_adaptive.simulate.ranks import Ranks
 
 
@@ -114,20 +114,6 @@ def test_frozen_layers_stay_as_they_are_and_learn_again(scheme):
         for own, parameter in zip(before, layer.parameters(), strict=True):
             assert torch.equal(own, parameter) != requires_grad
     assert_same_everywhere(model)
-
-
-@every_scheme
-def test_zero_grad_either_way(scheme):
-    """Horovod's own zero_grad takes no argument; the model's does."""
-    ends = []
-    for to_none in (True, False):
-        instances.start_over()
-        model = make_model()
-        optimizer = distributed(model, make(scheme, min_numel=1000))
-        optimizer.zero_grad = lambda m=model, n=to_none: m.zero_grad(set_to_none=n)
-        train(model, optimizer, 3)
-        ends.append(list(model.parameters()))
-    assert all(torch.equal(*pair) for pair in zip(*ends, strict=True))
 
 
 def test_integer_and_sparse_gradients_go_through_horovod():

@@ -8,7 +8,6 @@ import horovod.torch as hvd
 import pytest
 import torch
 from training import (
-    assert_average,
     assert_same_everywhere,
     batches,
     distributed,
@@ -48,19 +47,6 @@ def test_adam_with_every_option_of_its_loop(scheme):
         assert_same_everywhere(model)
         ends.append(flat_parameters(model))
     torch.testing.assert_close(*ends, rtol=1e-3, atol=1e-4)
-
-
-@every_scheme
-def test_accumulation_by_hand(scheme):
-    """Three backward passes a step, of which Horovod is told."""
-    weight = torch.nn.Parameter(torch.zeros(640))
-    optimizer = distributed({"weight": weight}, make(scheme), lr=1.0, backward_passes_per_step=3)
-    for step in range(2):
-        optimizer.zero_grad()
-        for part in range(3):
-            (weight.sum() * (part + 1 + step) * (hvd.rank() + 1)).backward()
-        optimizer.step()
-        assert_average(weight.grad, (6 + 3 * step) * (hvd.size() + 1) / 2)
 
 
 @every_scheme

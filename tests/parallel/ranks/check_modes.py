@@ -11,7 +11,7 @@ import torch
 from scheme_cases import scheme
 from training import assert_same_everywhere, distributed, residuals_of
 
-from hvd_adaptive import QSGD, ScatterReduce, instances
+from hvd_adaptive import ScatterReduce, instances
 
 SHAPES = {"a.weight": (60, 50), "a.bias": (50,), "b.weight": (1500,), "never": (40,)}
 REDUCE = {"exchange": ScatterReduce(second_stage_bits=8)}
@@ -123,11 +123,3 @@ def test_negative_views(case):
 
     check_plain(case, loss_of=loss_of)
     assert any(kept)  # else nothing was tried
-
-
-def test_negative_views_of_allreduce():
-    """Out of an optimizer, in full precision."""
-    view = torch._neg_view(-torch.arange(3000.0) * (1 + hvd.rank()))
-    average = torch.arange(3000.0) * (1 + hvd.size()) / 2
-    compressor = QSGD(bits=8, norm="linf", min_numel=5000)
-    assert torch.equal(hvd.allreduce(view, compression=compressor, name="negative"), average)
