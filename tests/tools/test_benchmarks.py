@@ -103,7 +103,6 @@ def test_stages_of_normal_gradients(ranks):
     assert allgather["bits sent"] == pytest.approx(packed * (ranks - 1))
     assert [row["second stage"][:1] for row in seconds] == list("345678")[: len(seconds)]
     assert [row["second stage"].endswith("*") for row in seconds[-3:]] == [False, True, False]
-    assert seconds[-2]["added"] - seconds[-1]["added"] <= 0.75
     for fewer, more in itertools.pairwise(seconds):
         assert more["added"] < fewer["added"] / 2 and more["error"] < fewer["error"]
     for bits, row in enumerate(seconds, 3):

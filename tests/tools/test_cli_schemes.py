@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import itertools
 import json
 import math
 import re
 
 import numpy as np
 import pytest
+import torch
+from exact_errors import relative_error
 
 import hvd_adaptive
 from hvd_adaptive.tools.cli import main
@@ -37,29 +38,14 @@ def test_bits_and_bias(entries):
         assert entries[name]["unbiased"] is unbiased
 
 
-def least_error_of_seven_levels() -> float:
-    """Of buckets of 8192 normal coordinates over the largest one, and 0, a, b, 1: by brute force,
-    which takes (u - r)(r - l) of the levels around r on a grid of a and b."""
-    v = np.abs(np.random.default_rng(7).standard_normal((32, 8192)))
-    weights = v.max(axis=1, keepdims=True) ** 2
-    r = np.linspace(0.0005, 0.9995, 1000)
-    at = np.minimum((v / v.max(axis=1, keepdims=True) * 1000).astype(int), 999)
-    mass = np.bincount(at.ravel(), np.broadcast_to(weights, v.shape).ravel(), minlength=1000)
-    steps, found = np.arange(0.02, 1, 0.02), []
-    for a, b in itertools.combinations(steps, 2):
-        levels = np.array([0, a, b, 1])
-        above = np.searchsorted(levels, r)
-        found.append(mass @ ((levels[above] - r) * (r - levels[above - 1])))
-    return min(found) / np.sum(v**2)
-
-
 def test_errors(entries):
     # Signs times the mean of |v|: 1 - (E|v|)²/E v², exactly.
     assert entries["SignSGD"]["relative_error"] == pytest.approx(1 - 2 / math.pi, rel=0.01)
     assert entries["SignSGD"]["laplacian_error"] == pytest.approx(1 / 2, rel=0.02)
-    assert entries["ALQ"]["relative_error"] == pytest.approx(
-        least_error_of_seven_levels(), rel=0.05
-    )
+    alq, normal = hvd_adaptive.ALQ(), np.random.default_rng(7).standard_normal(32 * 8192)
+    alq.fit(torch.from_numpy(normal).float())
+    exact = relative_error(normal, alq.levels, 8192, "linf")
+    assert entries["ALQ"]["relative_error"] == pytest.approx(exact, rel=0.05)
     assert entries["NaturalCompression"]["relative_error"] < entries["NaturalCompression"]["bound"]
 
 
