@@ -20,7 +20,7 @@ DEFAULT = "ALQ(bits=3, norm='linf', symmetric=False)"
 
 
 def test_texts_have_so_many_words_of_a_class_each():
-    (train, classes), (test, _) = runs.texts()
+    (train, _), (test, _) = runs.texts()
     assert train.shape == (20_000, 20) and test.shape == (2000, 20)
     words = train.unique()
     assert len(words) == 999 and words.min() > 0 and words.max() < 2000
