@@ -127,32 +127,17 @@ def test_auto_find_batch_size_tries_again(before):
     same_everywhere(state_of(model))
 
 
-def test_the_best_model_is_loaded_and_accumulation_compresses_once_a_step():
+def test_bf16_a_compiled_model_accumulation_and_the_best_model():
+    """A step of two batches is compressed once; the best model is loaded at the end."""
     model, compressor = net(), ALQ(bits=4)
+    options = {"bf16": True, "torch_compile": True, "torch_compile_backend": "aot_eager"}
+    options |= {"save_strategy": "steps", "save_steps": 2, "gradient_accumulation_steps": 2}
+    options |= {"load_best_model_at_end": True, "eval_strategy": "steps", "eval_steps": 2}
     with shared_folder() as folder:
-        best = {"load_best_model_at_end": True, "eval_strategy": "steps", "eval_steps": 2}
-        trainer = trainer_of(
-            model,
-            folder,
-            save_strategy="steps",
-            save_steps=2,
-            gradient_accumulation_steps=2,
-            **best,
-        )
-        compress(trainer, compressor)
-        trainer.train()
-        assert trainer.state.best_model_checkpoint
-    assert compressor.step == STEPS
-    same_everywhere(state_of(model))
-
-
-def test_bf16_and_a_compiled_model():
-    model, compressor = net(), ALQ(bits=4)
-    with shared_folder() as folder:
-        options = {"bf16": True, "torch_compile": True, "torch_compile_backend": "aot_eager"}
         trainer = trainer_of(model, folder, **options)
         compress(trainer, compressor)
         trainer.train()
+        assert trainer.state.best_model_checkpoint
     assert compressor.step == STEPS
     assert 4 < compressor.report()["bits_per_coordinate"] < 9
     same_everywhere(state_of(model))
