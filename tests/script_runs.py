@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import struct
-import subprocess
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -32,13 +31,15 @@ def environment() -> dict[str, str]:
     }
 
 
-def run(command: Sequence[str], cwd: Path, seconds: float) -> subprocess.CompletedProcess[str]:
-    """Run to the end; what takes longer is killed with all its descendants, and fails."""
+def run(command: Sequence[str], cwd: Path, seconds: float, status: int = 0) -> str:
+    """What a command prints, whose exit status must be this one; what takes longer is killed with
+    all its descendants, and fails."""
     job = Job(command, seconds, environment=environment(), folder=cwd)
     code = job.wait()
     if code is None:
         pytest.fail(f"{' '.join(command)}\nran longer than {seconds} s:\n{job.text()}")
-    return subprocess.CompletedProcess(job.command, code, job.text())
+    assert code == status, job.text()
+    return job.text()
 
 
 def png_size(path: Path) -> tuple[int, int]:

@@ -9,14 +9,12 @@ import signal
 import subprocess
 import sys
 import time
-from pathlib import Path
 
 import psutil
 import pytest
 from laboratory import hosts
 from laboratory.launch import missing_programs
-from script_runs import ROOT
-from script_runs import run as run_script
+from script_runs import ROOT, run
 
 pytestmark = [pytest.mark.integration, pytest.mark.parallel, pytest.mark.timeout(200)]
 
@@ -34,13 +32,6 @@ def laboratory():
             pass
     except hosts.LaboratoryError as error:
         pytest.skip(str(error))
-
-
-def run(command: list[str], folder: Path, seconds: float) -> subprocess.CompletedProcess[str]:
-    """Run to the end, which must be a good one."""
-    done = run_script(command, folder, seconds)
-    assert done.returncode == 0, done.stdout
-    return done
 
 
 def namespaces() -> list[str]:
@@ -160,7 +151,7 @@ def test_time_to_accuracy_goes_on_where_it_was_cut_off(tmp_path):
     kept = tmp_path / "out" / "mnist-2x1gbit-4steps.json"
     runs = []
     for seeds in (1, 2):
-        done = run([*command, "--seeds", str(seeds)], tmp_path, 180)
+        told = run([*command, "--seeds", str(seeds)], tmp_path, 180)
         found = json.loads(kept.read_text())
         runs.append({label: own["0"] for label, own in found.items()})
     assert runs[0] == runs[1]
@@ -170,5 +161,5 @@ def test_time_to_accuracy_goes_on_where_it_was_cut_off(tmp_path):
             steps, seconds, accuracies = zip(*curve, strict=True)
             assert steps == (0, 2, 4, 5) and seconds[0] == 0 < seconds[1] < seconds[2]
             assert all(0 <= accuracy <= 1 for accuracy in accuracies)
-    assert "mpi/EDEN(bits=2)" in done.stdout and " of 2 " in done.stdout
+    assert "mpi/EDEN(bits=2)" in told and " of 2 " in told
     assert kept.with_suffix(".png").read_bytes()[:4] == b"\x89PNG"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import subprocess
 import sys
 from pathlib import Path
 
@@ -34,9 +35,9 @@ def test_ddp() -> None:
     which crashes PyTorch 2.13's CPU build."""
     every, debug = "HVD_ADAPTIVE_EVERY_CASE" in os.environ, "TORCH_DISTRIBUTED_DEBUG=DETAIL"
     with_four = ["4", *APART, *([] if every else ["-k", WITH_FOUR])]
-    alone = run(["env", debug, sys.executable, "-c", ALONE], ROOT, 60)
+    alone = subprocess.run(["env", debug, sys.executable, "-c", ALONE], timeout=60, check=False)
     buckets = [] if alone.returncode else [str(FOLDER / "check_buckets.py")]
     debugged = [debug, "2", *APART, *buckets, "-k", DEBUGGED]
     rounds = ["2", *ALL, "/", *with_four, "/", *debugged]
-    done = run([sys.executable, str(FOLDER / "fork_ranks.py"), *rounds], ROOT, SECONDS)
-    assert done.returncode == 0 and done.stdout.count(" passed") == 2 + 4 + 2, done.stdout
+    told = run([sys.executable, str(FOLDER / "fork_ranks.py"), *rounds], ROOT, SECONDS)
+    assert told.count(" passed") == 2 + 4 + 2, told

@@ -35,11 +35,10 @@ def test_launched(programs, ranks, monkeypatch) -> None:
     """Their assertions hold on every rank, one program after the other."""
     monkeypatch.setenv("HOROVOD_STALL_CHECK_TIME_SECONDS", "1")
     command = Ranks(ranks).command([sys.executable, str(PROGRAM), *programs])
-    done = run(command, ROOT, SECONDS)
-    assert done.returncode == 0, done.stdout
-    assert done.stdout.count("passed in") == ranks * len(programs), done.stdout
+    told = run(command, ROOT, SECONDS)
+    assert told.count("passed in") == ranks * len(programs), told
     if "stalled" in programs:
-        check_stall_warning(done.stdout)
+        check_stall_warning(told)
 
 
 def check_stall_warning(told: str) -> None:
