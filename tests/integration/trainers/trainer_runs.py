@@ -14,7 +14,6 @@ from ddp_oracles import assert_same_everywhere
 from torch import nn
 
 from hvd_adaptive import ALQ
-from hvd_adaptive.compressor import GradientCompressor
 
 SCALE = 2.0**10  # of fp16; it halves when gradients overflow
 
@@ -62,13 +61,6 @@ def scaler() -> torch.amp.GradScaler:
 def with_fp16(accelerator: Accelerator) -> None:
     """Let Accelerate use float16 and a GradScaler on a CPU, as it does on a GPU."""
     accelerator.native_amp, accelerator.scaler = True, scaler()
-
-
-def residuals_are_unscaled(compressor: GradientCompressor) -> None:
-    """Residuals have the unit of gradients that are not scaled, whose coordinates are below 1."""
-    kept = compressor.state_dict()["residuals"]["parameters"]
-    largest = max(float(residual.abs().max()) for residual in kept.values())
-    assert 0 < largest < 1
 
 
 def groups() -> int:
