@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import sys
 from pathlib import Path
@@ -40,8 +41,7 @@ def logs_of(folder: Path, ending: str):
 
 def sizes_of(log: list[dict]) -> list[int]:
     """The numbers of workers, one after the other."""
-    sizes = [entry["size"] for entry in log]
-    return [size for size, before in zip(sizes, [0, *sizes], strict=False) if size != before]
+    return [size for size, _ in itertools.groupby(entry["size"] for entry in log)]
 
 
 def assert_alike(first: list[dict], *others: list[dict], names=("hash",)) -> None:

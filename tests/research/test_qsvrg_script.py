@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import importlib.util
 import sys
 from functools import cache
 from pathlib import Path
-from types import ModuleType
 
 import numpy as np
 import pytest
+import qsvrg
 import torch
-from script_runs import MPIRUN, ROOT, png_size, run
+from script_runs import MPIRUN, png_size, run
 from sklearn.datasets import load_breast_cancer
 
 from hvd_adaptive.coding.payload import read_header
@@ -19,20 +18,8 @@ from hvd_adaptive.optim import QSVRG, theorem_parameters
 
 pytestmark = [pytest.mark.integration, pytest.mark.parallel, pytest.mark.timeout(200)]
 
-SCRIPT = ROOT / "research" / "qsvrg.py"
 RIDGE, RANKS = 0.25, 2
 FLAGS = ["--epochs", "2", "--convexity", str(RIDGE), "--png", "picture.png"]
-
-
-@cache
-def script() -> ModuleType:
-    """The script as a module."""
-    spec = importlib.util.spec_from_file_location("qsvrg_script", SCRIPT)
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module  # its dataclass looks there
-    spec.loader.exec_module(module)
-    return module
 
 
 @cache
@@ -51,14 +38,14 @@ def value(x: np.ndarray) -> float:
 def started(seed: int = 0) -> QSVRG:
     """A run of two ranks in this process."""
     lr, iterations = theorem_parameters(0.25 + RIDGE, RIDGE)
-    portions = [script().Logistic(RIDGE).portion(rank, RANKS) for rank in range(RANKS)]
+    portions = [qsvrg.Logistic(RIDGE).portion(rank, RANKS) for rank in range(RANKS)]
     start = torch.zeros(rows().shape[1], dtype=torch.float64)
     return QSVRG(start, portions, lr=lr, iterations=iterations, seed=seed)
 
 
 def test_the_problem_is_logistic_regression() -> None:
     """Gradients of every portion and function, by differences of the value in NumPy."""
-    problem, x = script().Logistic(RIDGE), np.linspace(-1, 1, rows().shape[1])
+    problem, x = qsvrg.Logistic(RIDGE), np.linspace(-1, 1, rows().shape[1])
     assert problem.value(torch.from_numpy(x)) == pytest.approx(value(x))
     for rank in range(RANKS):
         portion, own = problem.portion(rank, RANKS), rows()[rank::RANKS]
@@ -85,9 +72,12 @@ def line(output: str, start: str) -> str:
 
 @pytest.mark.thorough
 def test_one_process_and_two_ranks_agree_to_the_bit(tmp_path: Path) -> None:
-    run_here, least = started(), value(script().Logistic(RIDGE).minimum().numpy())
+    run_here, least = started(), value(qsvrg.Logistic(RIDGE).minimum().numpy())
     points = [run_here.point.numpy(), *(run_here.epoch().numpy().copy() for _ in range(2))]
-    for command in ([sys.executable, SCRIPT, "--simulate"], [*MPIRUN, sys.executable, SCRIPT]):
+    for command in (
+        [sys.executable, qsvrg.__file__, "--simulate"],
+        [*MPIRUN, sys.executable, qsvrg.__file__],
+    ):
         ranks = ["--ranks", str(RANKS)] if "--simulate" in command else []
         told = run([*map(str, command), *ranks, *FLAGS], tmp_path, 150)
         assert "QSVRG, 2 ranks, n = 31, s = 6" in told
