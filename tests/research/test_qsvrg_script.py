@@ -74,12 +74,9 @@ def line(output: str, start: str) -> str:
 def test_one_process_and_two_ranks_agree_to_the_bit(tmp_path: Path) -> None:
     run_here, least = started(), value(qsvrg.Logistic(RIDGE).minimum().numpy())
     points = [run_here.point.numpy(), *(run_here.epoch().numpy().copy() for _ in range(2))]
-    for command in (
-        [sys.executable, qsvrg.__file__, "--simulate"],
-        [*MPIRUN, sys.executable, qsvrg.__file__],
-    ):
-        ranks = ["--ranks", str(RANKS)] if "--simulate" in command else []
-        told = run([*map(str, command), *ranks, *FLAGS], tmp_path, 150)
+    program = [sys.executable, str(qsvrg.__file__)]
+    for command in ([*program, "--simulate", "--ranks", str(RANKS)], [*MPIRUN, *program]):
+        told = run([*command, *FLAGS], tmp_path, 150)
         assert "QSVRG, 2 ranks, n = 31, s = 6" in told
         assert line(told, "point ") == f"point {points[-1].tobytes().hex()[:16]}"
         for p, point in enumerate(points):
