@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from concurrent.futures import ThreadPoolExecutor
 
 import horovod.torch as hvd
 import numpy as np
@@ -28,22 +29,14 @@ THREADS = 4
 
 def together(tasks) -> None:
     """Run all, each in a thread of its own; the first error is raised here."""
-    errors, start = [], threading.Barrier(len(tasks))
+    start = threading.Barrier(len(tasks))
 
     def run(task) -> None:
-        try:
-            start.wait()
-            task()
-        except Exception as error:
-            errors.append(error)
+        start.wait()
+        task()
 
-    threads = [threading.Thread(target=run, args=(task,)) for task in tasks]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    if errors:
-        raise errors[0]
+    with ThreadPoolExecutor(len(tasks)) as threads:
+        list(threads.map(run, tasks))
 
 
 @every_scheme
