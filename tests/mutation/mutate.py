@@ -39,6 +39,7 @@ FOLDERS = ("codec", "exchange", "run")
 TESTS = (
     *(f"tests/unit/{name}" for name in ("codec", "exchange", "hooks", "monitor", "run")),
     "tests/unit/coding/test_coding.py",
+    "tests/unit/schemes/test_orq_levels.py",
     "tests/unit/simulate/test_simulate_ranks.py",
     *(f"tests/unit/test_{name}.py" for name in ("changes", "malformed_states", "streams")),
     "tests/golden",
