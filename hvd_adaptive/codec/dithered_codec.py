@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from hvd_adaptive import kernels, states
+from hvd_adaptive import states
 from hvd_adaptive.adapt.coverage import HEAD, Coverage, Usable, share_in
 from hvd_adaptive.adapt.statistics import Adaptation, histograms
 from hvd_adaptive.codec.codec import FittedCodec, buckets_of
@@ -104,24 +104,20 @@ class DitheredCodec(FittedCodec):
 
     def encode_body(self, flat: torch.Tensor, body: torch.Tensor, key: int) -> int:
         bucket, values = self._bucket(flat.numel()), self._clipped(flat)
-        ops, own = kernels.for_device(flat.device, "ecdq"), (self.code, key, self._width)
-        return dithered.encode_body(ops, values, bucket, *own, body)
+        return dithered.encode_body(values, bucket, self.code, key, self._width, body)
 
     def add_bodies(
         self, bodies: Sequence[torch.Tensor], keys: Sequence[int], factor: float, out: torch.Tensor
     ) -> None:
-        ops, bucket = kernels.for_device(out.device, "ecdq"), self._bucket(out.numel())
-        dithered.add_bodies(ops, bodies, bucket, self.code, keys, self._width, out)
+        bucket = self._bucket(out.numel())
+        dithered.add_bodies(bodies, bucket, self.code, keys, self._width, out)
         if factor != 1.0:
             out *= factor
 
     def body_roundtrip(self, flat: torch.Tensor, key: int) -> torch.Tensor:
         """Return the decoded gradient without the coder, which is lossless."""
-        values, bucket = self._clipped(flat), self._bucket(flat.numel())
-        ops, out = kernels.for_device(flat.device, "ecdq"), torch.zeros_like(flat)
-        steps = ops.bucket_steps(values, bucket, self.code.delta)
-        ops.add(ops.quantize(values, steps, bucket, key), steps, bucket, key, out)
-        return out
+        bucket = self._bucket(flat.numel())
+        return dithered.roundtrip(self._clipped(flat), bucket, self.code.delta, key)
 
     def count(self, payload: Payload) -> None:
         header = payload.header

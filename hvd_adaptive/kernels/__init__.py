@@ -29,8 +29,6 @@ SUBJECTS: dict[str, tuple[str, ...]] = {
     "natural": ("numba",),
     "qcs": ("numba",),
     "eden": ("numba", "triton"),  # rotation and rounding of EDEN
-    "sparse": ("numba",),  # bodies of SparseSGD
-    "ecdq": ("numba",),  # dithered quantisation and its bodies
     "zeros": ("numba",),  # places of exact zeros
     "checksum": ("numba", "triton"),
     "codes": ("numba", "triton"),  # bare codes to words and back
@@ -47,7 +45,7 @@ def for_device(device: torch.device, subject: str = "tables") -> ModuleType:
 
 
 def on_host(subject: str) -> ModuleType:
-    """Return Numba's kernels of a subject: of CPU tensors, or of NumPy arrays (lossless codes)."""
+    """Return Numba's kernels of a subject; subjects that are not in SUBJECTS have only these."""
     return module("numba", subject)
 
 

@@ -1,4 +1,4 @@
-"""Write and read bodies of dithered payloads by a backend's kernels, several segments at a time.
+"""Write and read bodies of dithered payloads on the host, several segments at a time.
 
 The body is little-endian: u32 ``kind``; float32 steps, one for each bucket; then, if kind is CODED,
 two u32 for each segment of SEGMENT coordinates, the ends of its codes and of its escaped integers,
@@ -29,7 +29,6 @@ from hvd_adaptive.kernels.threads import mapped
 SEGMENT = 1 << 16
 CODED = 0
 WIDTHS: dict[int, np.dtype[Any]] = {2: np.dtype("<i2"), 4: np.dtype("<i4")}
-HALF = 2**23  # integers of one sign of the dither
 
 
 class Code(Protocol):
@@ -51,9 +50,9 @@ class Code(Protocol):
 class Stretch(NamedTuple):
     """Describe coordinates ``begin`` to ``end`` of a tensor with these steps and this key."""
 
-    steps: torch.Tensor
+    steps: np.ndarray
     bucket_size: int
-    key: int
+    key: np.uint64
     begin: int
     end: int
 
@@ -74,16 +73,16 @@ def head_bytes(coordinates: int, bucket_size: int) -> int:
     return 4 + 4 * -(-coordinates // bucket_size)
 
 
-def step_factors(coordinates: int, bucket_size: int, delta: float) -> np.ndarray:
-    """Return the factors that turn a bucket's norm into its step, delta root mean squares: float32,
-    for a whole bucket and for the last one.
-    """
-    rest = coordinates - (-(-coordinates // bucket_size) - 1) * bucket_size
-    return (delta / np.sqrt(np.array([bucket_size, max(rest, 1)], float))).astype(np.float32)
+def roundtrip(flat: torch.Tensor, bucket_size: int, delta: float, key: int) -> torch.Tensor:
+    """Return ``flat`` (float32, (n,)) quantised and decoded."""
+    ecdq, out = on_host("ecdq"), torch.zeros_like(flat)
+    steps = ecdq.bucket_steps(flat.numpy(), bucket_size, delta)
+    q = ecdq.quantize(flat.numpy(), steps, bucket_size, key)
+    ecdq.add(q, steps, bucket_size, key, out.numpy())
+    return out
 
 
 def encode_body(
-    kernels: ModuleType,
     flat: torch.Tensor,
     bucket_size: int,
     code: Code,
@@ -93,30 +92,29 @@ def encode_body(
     segment: int = SEGMENT,
 ) -> int:
     """Quantise ``flat`` (float32, (n,)) into ``body`` (uint8, most_bytes); return how many bytes
-    are used. Tensors are on the host.
+    are used.
 
-    kernels: of subject "ecdq". bucket_size: at most n. width: the bytes of an integer; every
-    integer fits into them. segment: in coordinates.
+    bucket_size: at most n. width: the bytes of an integer; every integer fits into them. segment:
+    in coordinates.
     """
     if not flat.numel():
         body.zero_()
         return body.numel()
-    out = body.numpy()
-    steps = kernels.bucket_steps(flat, bucket_size, code.delta)
-    at = head_bytes(flat.numel(), bucket_size)
-    out[4:at].view("<f4")[:] = steps.numpy()
-    whole = Stretch(steps, bucket_size, key, 0, flat.numel())
-    kind, used = CODED, _encode_segments(kernels, flat, whole, code, out[at:], segment)
+    ecdq, x, out = on_host("ecdq"), flat.numpy(), body.numpy()
+    steps = ecdq.bucket_steps(x, bucket_size, code.delta)
+    at = head_bytes(x.size, bucket_size)
+    out[4:at].view("<f4")[:] = steps
+    whole = Stretch(steps, bucket_size, np.uint64(key), 0, x.size)
+    kind, used = CODED, _encode_segments(x, whole, code, out[at:], segment)
     if used is None:
-        q = kernels.quantize(flat, steps, bucket_size, key)
-        kind, used = width, width * flat.numel()
-        out[at : at + used].view(WIDTHS[width])[:] = q.numpy()
+        kind, used = width, width * x.size
+        q = ecdq.quantize(x, steps, bucket_size, key)
+        out[at : at + used].view(WIDTHS[width])[:] = q
     out[:4].view("<u4")[0] = kind
     return at + used
 
 
 def add_bodies(
-    kernels: ModuleType,
     bodies: Sequence[torch.Tensor],
     bucket_size: int,
     code: Code,
@@ -131,26 +129,22 @@ def add_bodies(
 
     bodies: uint8, followed by up to 7 bytes of padding, which must be 0.
     """
+    sums = out.numpy()
     for body, key in zip(bodies, keys, strict=True):
-        sent, coded, q = _opened(body.numpy(), bucket_size, width, out.numel())
-        steps = torch.from_numpy(sent)
+        steps, coded, q = _opened(body.numpy(), bucket_size, width, sums.size)
         if coded is None:
-            kernels.add(torch.from_numpy(q), steps, bucket_size, key, out)
+            on_host("ecdq").add(q, steps, bucket_size, key, sums)
         else:
-            whole = Stretch(steps, bucket_size, key, 0, out.numel())
-            _add_segments(kernels, coded, whole, code, out, segment)
+            whole = Stretch(steps, bucket_size, np.uint64(key), 0, sums.size)
+            _add_segments(coded, whole, code, sums, segment)
 
 
 def _encode_segments(
-    kernels: ModuleType,
-    flat: torch.Tensor,
-    whole: Stretch,
-    code: Code,
-    out: np.ndarray,
-    segment: int,
+    flat: np.ndarray, whole: Stretch, code: Code, out: np.ndarray, segment: int
 ) -> int | None:
     """Fill ``out`` (uint8) with ends and segments; return None if they do not fit."""
-    begins, huffman = range(0, whole.end, segment), on_host("huffman")
+    ecdq, huffman = on_host("ecdq"), on_host("huffman")
+    begins, most = range(0, whole.end, segment), min(segment, whole.end)
     head = 8 * len(begins)
     if head > out.size:
         return None
@@ -158,17 +152,18 @@ def _encode_segments(
 
     def coded(share: range) -> list[np.ndarray]:
         """Return codes and escapes of some segments, one after another."""
-        most = min(segment, whole.end)
-        splitter = kernels.Splitter(most, len(code.books), code.most, code.dtype)
+        symbols: np.ndarray = np.empty((len(code.books), most), code.dtype)
+        integers = np.empty(most, np.int32)
         room = np.empty(huffman.most_bytes(most), np.uint8)
         coded_parts: list[np.ndarray] = []
         size = 0
         for begin in share:
-            runs, escaped = splitter(flat, _part(whole, begin, segment))
+            where = _part(whole, begin, segment)
+            runs, escaped = ecdq.split(flat, where, code.most, symbols, integers)
             bits = 0
             for run, book in zip(runs, code.books, strict=True):
                 bits = huffman.encode(run, book, room, bits)
-            escapes = kernels.put_numbers(escaped, code.most)
+            escapes = ecdq.put_numbers(escaped, code.most)
             coded_parts += [room[: -(-bits // 8)].copy(), escapes]
             size += coded_parts[-2].size + escapes.size
             if size > out.size:  # The segments do not fit: stop.
@@ -188,25 +183,21 @@ def _encode_segments(
 
 
 def _add_segments(
-    kernels: ModuleType,
-    data: np.ndarray,
-    whole: Stretch,
-    code: Code,
-    out: torch.Tensor,
-    segment: int,
+    data: np.ndarray, whole: Stretch, code: Code, out: np.ndarray, segment: int
 ) -> None:
-    begins, huffman = range(0, whole.end, segment), on_host("huffman")
+    ecdq, huffman = on_host("ecdq"), on_host("huffman")
+    begins, most = range(0, whole.end, segment), min(segment, whole.end)
     ends, data = _checked_ends(data, len(begins))
 
     def add_share(share: range) -> None:
-        runs: np.ndarray = np.empty((len(code.books), min(segment, whole.end)), code.dtype)
+        runs: np.ndarray = np.empty((len(code.books), most), code.dtype)
         for begin in share:
             index, where = begin // segment, _part(whole, begin, segment)
             start, middle, stop = ends[2 * index : 2 * index + 3].tolist()
-            escaped = kernels.numbers(data[middle:stop], code.most)
-            counts = kernels.counts(where, len(runs)).tolist()
+            escaped = ecdq.numbers(data[middle:stop], code.most)
+            counts = ecdq.counts(where, len(runs)).tolist()
             good = escaped is not None and _read(huffman, data[start:middle], code, counts, runs)
-            if not (good and kernels.add_runs(runs, escaped, where, code.most, out)):
+            if not (good and ecdq.add_runs(runs, escaped, where, code.most, out)):
                 raise PayloadError(f"payload's segment {index} is corrupt")
 
     shares = _shares(begins)

@@ -1,4 +1,4 @@
-"""Define what the kernels of random sparsification share: a body and its sections.
+"""Write and read bodies of random sparsification on the host.
 
 A body holds the number of values that travel in full (int64), λ of each bucket (float32), those
 values (float32), and then the words of a Rice code. In it a kept coordinate is coded as its gap,
@@ -12,16 +12,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from types import ModuleType
 
+import numpy as np
 import torch
 
 from hvd_adaptive.base.errors import PayloadError
+from hvd_adaptive.kernels import on_host
 
 # A code without its quotient must fit in 32 bits.
 LARGEST_PARAMETER = 29
-# A payload's sections: thresholds (float32, one per bucket), exact values (float32), words (int32).
-Sections = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
 
 
 def rice_parameter(density: float) -> int:
@@ -45,33 +44,25 @@ def most_words(coordinates: int, k: int) -> int:
 
 
 def encode_body(
-    kernels: ModuleType,
-    flat: torch.Tensor,
-    bucket_size: int,
-    density: float,
-    k: int,
-    key: int,
-    body: torch.Tensor,
+    flat: torch.Tensor, bucket_size: int, density: float, k: int, key: int, body: torch.Tensor
 ) -> int:
     """Fill ``body`` (uint8, of the largest possible length) from ``flat`` (float32, (n,)); return
-    how many bytes are used. For the other arguments see reference.sparse.encode.
+    how many bytes are used. For the other arguments see numba.sparse.encode.
     """
     if not flat.numel():
         body.zero_()
         return body.numel()
-    sections: Sections = kernels.encode(flat, bucket_size, density, k, key)
-    body[:8].view(torch.int64)[0] = sections[1].numel()
-    at = 8
+    sections = on_host("sparse").encode(flat.numpy(), bucket_size, density, k, key)
+    out, at = body.numpy(), 8
+    out[:8].view("<i8")[0] = sections[1].size
     for section in sections:
-        end = at + 4 * section.numel()
-        body[at:end].view(section.dtype).copy_(section)
+        end = at + section.nbytes
+        out[at:end].view(section.dtype)[:] = section
         at = end
     return at
 
 
-def add_bodies(
-    kernels: ModuleType, bodies: Sequence[torch.Tensor], bucket_size: int, k: int, out: torch.Tensor
-) -> None:
+def add_bodies(bodies: Sequence[torch.Tensor], bucket_size: int, k: int, out: torch.Tensor) -> None:
     """Add the values of ``bodies`` to ``out`` (float32, (n,)) in order.
 
     Raise PayloadError if a body cannot be read; ``out`` is then of no use.
@@ -79,16 +70,19 @@ def add_bodies(
     bodies: uint8, long enough for their thresholds.
     """
     for body in bodies:
-        if not kernels.add(_sections_of(body, out.numel(), bucket_size), bucket_size, k, out):
+        sections = _sections_of(body.numpy(), out.numel(), bucket_size)
+        if not on_host("sparse").add(*sections, bucket_size, np.int64(k), out.numpy()):
             raise PayloadError(f"payload's body does not hold {out.numel()} coordinates")
 
 
-def _sections_of(body: torch.Tensor, coordinates: int, bucket_size: int) -> Sections:
-    """Return the sections of a body; PayloadError if it is too short for them."""
+def _sections_of(body: np.ndarray, coordinates: int, bucket_size: int) -> list[np.ndarray]:
+    """Return the sections of a body: thresholds (float32, one per bucket), exact values (float32),
+    words (uint32). Raise PayloadError if it is too short for them.
+    """
     start = 8 + 4 * -(-coordinates // bucket_size)
-    count = int(body[:8].view(torch.int64)[0])
-    if not 0 <= count <= min(coordinates, (body.numel() - start) // 4):
+    count = int(body[:8].view("<i8")[0])
+    if not 0 <= count <= min(coordinates, (body.size - start) // 4):
         raise PayloadError(f"payload says it holds {count} exact values")
     end = start + 4 * count
-    lambdas, exact = body[8:start].view(torch.float32), body[start:end].view(torch.float32)
-    return lambdas, exact, body[end : end + (body.numel() - end) // 4 * 4].view(torch.int32)
+    words = body[end : end + (body.size - end) // 4 * 4]
+    return [body[8:start].view("<f4"), body[start:end].view("<f4"), words.view("<u4")]

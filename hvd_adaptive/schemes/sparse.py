@@ -9,7 +9,6 @@ from typing import Any
 import torch
 from typing_extensions import Unpack
 
-from hvd_adaptive import kernels
 from hvd_adaptive.base.checks import is_real
 from hvd_adaptive.codec.adaptive_codec import uniform_codec
 from hvd_adaptive.codec.codec import Codec
@@ -85,15 +84,13 @@ class _Codec(Codec):
         return 8 + 4 * self._buckets(coordinates)
 
     def encode_body(self, flat: torch.Tensor, body: torch.Tensor, key: int) -> int:
-        ops, own = kernels.for_device(flat.device, "sparse"), (self.density, self._rice)
-        bucket = self._bucket(flat.numel())
-        return sparse.encode_body(ops, self._clipped(flat), bucket, *own, key, body)
+        bucket, own = self._bucket(flat.numel()), (self.density, self._rice, key)
+        return sparse.encode_body(self._clipped(flat), bucket, *own, body)
 
     def add_bodies(
         self, bodies: Sequence[torch.Tensor], keys: Sequence[int], factor: float, out: torch.Tensor
     ) -> None:
-        ops = kernels.for_device(out.device, "sparse")
-        sparse.add_bodies(ops, bodies, self._bucket(out.numel()), self._rice, out)
+        sparse.add_bodies(bodies, self._bucket(out.numel()), self._rice, out)
         if factor != 1.0:
             out *= factor
 

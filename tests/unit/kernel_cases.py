@@ -134,6 +134,13 @@ def same_bits(a: torch.Tensor, b: torch.Tensor) -> bool:
     return np.array_equal(nan_x, nan_y) and x.dtype == y.dtype and x.tobytes() == y.tobytes()
 
 
+def placed(backend: str, *tensors: torch.Tensor) -> list[torch.Tensor]:
+    """On the device where a backend's kernels are tested; the test is skipped if there is none."""
+    if backend != "triton":
+        return list(tensors)
+    return pytest.importorskip("triton_interpreter").moved(*tensors)
+
+
 def hadamard_matrix(order: int) -> np.ndarray:
     """Sylvester's matrix times a base, as kernels/hadamard.py says."""
     base = hadamard.base_order(order)

@@ -1,19 +1,24 @@
-"""Quantise with dither in Numba, chunk by chunk."""
+"""Quantise with dither in Numba, chunk by chunk. Arrays are NumPy's.
+
+The dither of a coordinate comes from its integer k below 2**24 (reference/uniforms.py). The top bit
+is the dither's sign. The other bits, m = k mod 2**23, give its size a = (m + 1/2)/2**24 in (0,
+1/2), and the top bits of m give its class, one of 1, 2 or 4. A coordinate v in a bucket of step s
+becomes q = round(±v/s + a), to even at halves, and is decoded as ±s (q - a).
+"""
 
 from __future__ import annotations
 
 import numpy as np
-import torch
 
 from hvd_adaptive.kernels.constants import SMALLEST_NORM
-from hvd_adaptive.kernels.dithered import HALF, Stretch, step_factors
 from hvd_adaptive.kernels.numba import scan
 from hvd_adaptive.kernels.numba.jit import inline, jit
 from hvd_adaptive.kernels.numba.random import STEPS, bucket_key, counter_of, uniform24
 
 _CHUNK = 512
 _SMALLEST = np.float32(SMALLEST_NORM)
-_HALF, _PER_CLASS = np.float32(HALF), np.float32(1 / HALF)
+_HALF = np.float32(2**23)  # integers of one sign of the dither
+_PER_CLASS = np.float32(1 / _HALF)
 _SCALE, _MIDDLE = np.float32(2.0**-24), np.float32(0.5)
 _ONE, _NAN = np.float32(1), np.float32(np.nan)
 _MOST_SHIFT = 28  # of the last byte of an escaped integer
@@ -23,64 +28,80 @@ _ZERO64, _NEXT, _FOUR, _LANE = np.uint64(0), np.uint64(1), np.uint64(4), np.uint
 
 
 def bucket_steps(flat, bucket_size, delta):
-    steps = scan.bucket_norms(flat.numpy(), bucket_size, False)
-    whole, last = step_factors(flat.numel(), bucket_size, delta)
+    """Return the steps of the buckets of ``flat`` (float32, (n,)), delta root mean squares each.
+
+    A step is 0 for a zero bucket and if it falls below the normal range. It is NaN if the bucket,
+    its norm or its step is not finite.
+    """
+    steps = scan.bucket_norms(flat, bucket_size, False)
+    rest = max(1, flat.size - (steps.size - 1) * bucket_size)
+    whole, last = (delta / np.sqrt([bucket_size, rest])).astype(np.float32)
     with np.errstate(over="ignore"):
         steps[:-1] *= whole
         steps[-1:] *= last
     steps[steps < _SMALLEST] = 0
     steps[~np.isfinite(steps)] = np.nan
-    return torch.from_numpy(steps)
+    return steps
 
 
 def quantize(flat, steps, bucket_size, key):
-    q = torch.empty(flat.numel(), dtype=torch.int32, device="cpu")
-    _quantize(flat.numpy(), steps.numpy(), bucket_size, np.uint64(key), q.numpy())
+    """Return q (int32) of all coordinates; 0 in buckets without a step above 0."""
+    q = np.empty(flat.size, np.int32)
+    _quantize(flat, steps, bucket_size, np.uint64(key), q)
     return q
 
 
 def add(q, steps, bucket_size, key, out):
-    _add(q.numpy(), steps.numpy(), bucket_size, np.uint64(key), out.numpy())
+    """Add the decoded values of ``q`` (int32) to ``out`` (float32); NaN if the step is NaN."""
+    _add(q, steps, bucket_size, np.uint64(key), out)
 
 
-class Splitter:
-    """Quantise and split in one pass, with reused buffers.
+def split(flat, where, most, runs, escaped):
+    """Quantise a stretch of ``flat``; return each class's symbols, and the escaped integers, both
+    in the order of the coordinates.
 
-    size: the most coordinates of a segment. dtype: of symbols, np.uint8 or np.uint16.
+    Only coordinates in buckets with a step above 0 have symbols. The symbol of q is its place in
+    -most..most; the next symbol is the escape.
+
+    runs: room for the symbols, uint8 or uint16 (classes, the most coordinates of a stretch).
+    escaped: room for the integers, int32.
     """
-
-    def __init__(self, size: int, classes: int, most: int, dtype: type) -> None:
-        self.most = most
-        self._runs = np.empty((classes, size), dtype)
-        self._escaped = np.empty(size, np.int32)
-
-    def __call__(self, flat: torch.Tensor, where: Stretch) -> tuple[list[np.ndarray], np.ndarray]:
-        """Return runs of symbols and escaped integers (int32), valid until the next call."""
-        starts = _starts(self._runs)
-        ends = starts.copy()
-        rooms = self._runs.reshape(-1), ends, self._escaped
-        count = _split(flat.numpy(), *_arrays(where), np.int32(self.most), *rooms)
-        runs = [row[:n] for row, n in zip(self._runs, (ends - starts).tolist(), strict=True)]
-        return runs, self._escaped[:count]
+    starts = _starts(runs)
+    ends = starts.copy()
+    count = _split(flat, *where, np.int32(most), runs.reshape(-1), ends, escaped)
+    sizes = (ends - starts).tolist()
+    return [row[:size] for row, size in zip(runs, sizes, strict=True)], escaped[:count]
 
 
 def counts(where, classes):
+    """Return the number of symbols of each class, int64."""
     found = np.zeros(classes, np.int64)
-    _counts(*_arrays(where), found)
+    _counts(*where, found)
     return found
 
 
 def add_runs(runs, escaped, where, most, out):
-    stretch, most = _arrays(where), np.int32(most)
-    return _add_runs(runs.reshape(-1), _starts(runs), escaped, *stretch, most, out.numpy())
+    """Add the values of a stretch of ``out``; return whether the escaped integers fit the runs.
+
+    Each row of ``runs`` begins with as many symbols as ``counts`` gives.
+    """
+    return _add_runs(runs.reshape(-1), _starts(runs), escaped, *where, np.int32(most), out)
 
 
 def put_numbers(values, most):
+    """Convert escaped integers (int32) to bytes (uint8).
+
+    They are numbered from the inside out, even numbers for positive ones, and stored as bytes of 7
+    bits, lowest first; all bytes of a number but the last have the top bit set.
+    """
     out = np.empty(5 * values.size, np.uint8)
     return out[: _put_numbers(values, np.int64(most), out)]
 
 
 def numbers(data, most):
+    """Invert ``put_numbers``; return None if a number is cut off, padded with zeros, or beyond 30
+    bits.
+    """
     values = np.empty(data.size, np.int32)
     count = _numbers(data, np.int64(most), values)
     return None if count < 0 else values[:count]
@@ -88,10 +109,6 @@ def numbers(data, most):
 
 def _starts(runs: np.ndarray) -> np.ndarray:
     return np.arange(len(runs), dtype=np.uint64) * np.uint64(runs.shape[1])
-
-
-def _arrays(where: Stretch) -> tuple:
-    return where.steps.numpy(), where.bucket_size, np.uint64(where.key), where.begin, where.end
 
 
 @inline

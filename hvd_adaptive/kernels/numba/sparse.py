@@ -1,9 +1,8 @@
-"""Sparsify at random in Numba, bucket by bucket."""
+"""Sparsify at random in Numba, bucket by bucket. Arrays are NumPy's."""
 
 from __future__ import annotations
 
 import numpy as np
-import torch
 
 from hvd_adaptive.kernels.constants import NORM_LANES, SMALLEST_NORM
 from hvd_adaptive.kernels.numba.bits import bits_at, next_one, put_bits
@@ -22,23 +21,18 @@ _WORD, _LOG = 32, 5  # bits of a word, and their logarithm
 
 
 def encode(flat, bucket_size, density, k, key):
-    n = flat.numel()
-    lambdas = np.empty(-(-n // bucket_size), np.float32)
+    """Keep coordinates of ``flat`` (float32, (n,)) at random: see schemes/sparse.py.
+
+    Return each bucket's threshold λ (float32; 0 for a zero bucket, NaN for a bucket with NaN or Inf
+    or whose λ overflows), the values that are sent exactly (float32), and the stream of
+    kernels/sparse.py with parameter ``k`` (uint32).
+    """
+    lambdas = np.empty(-(-flat.size // bucket_size), np.float32)
     # Pages of these arrays that are never written take no memory.
-    exact, words = np.empty(n, np.float32), np.zeros(most_words(n, k), np.uint32)
-    count, bits = _encode(
-        flat.numpy(), bucket_size, density, np.int64(k), np.uint64(key), lambdas, exact, words
-    )
-    used = words[: -(-bits // _WORD)].view(np.int32)
-    return torch.from_numpy(lambdas), torch.from_numpy(exact[:count]), torch.from_numpy(used)
-
-
-def add(sections, bucket_size, k, out):
-    lambdas, exact, words = sections
-    if lambdas.numel() * bucket_size < out.numel():
-        raise ValueError(f"payload of {lambdas.numel()} thresholds is too short")
-    unsigned = words.numpy().view(np.uint32)
-    return _add(lambdas.numpy(), exact.numpy(), unsigned, bucket_size, np.int64(k), out.numpy())
+    exact, words = np.empty(flat.size, np.float32), np.zeros(most_words(flat.size, k), np.uint32)
+    rooms = lambdas, exact, words
+    count, bits = _encode(flat, bucket_size, density, np.int64(k), np.uint64(key), *rooms)
+    return lambdas, exact[:count], words[: -(-bits // _WORD)]
 
 
 @inline
@@ -63,6 +57,14 @@ def _count_from(x, limit):
 
 @inline
 def _threshold(x, density, acc):
+    """Return λ of one bucket: the sum of min(1, abs(v)/λ) is ``density`` times its size.
+
+    This is Wangni et al.'s Algorithm 3, whose factor is 1/λ: start from λ as if no coordinate
+    reached it, then leave out those that do, until no more do. λ falls, so the loop ends with the
+    solution or its next neighbour. If rounding makes λ rise, fewer coordinates reach it, and that
+    also ends the loop. λ is rounded up, so that no more coordinates than the density allows reach
+    it. Coordinates below the normal range count as zeros.
+    """
     wanted = density * x.size
     if largest_bits(x) >= _INFINITE:
         return _NAN
@@ -138,7 +140,11 @@ def _encode(x, bucket_size, density, k, stream, lambdas, exact, words):
 
 
 @jit
-def _add(lambdas, exact, words, bucket_size, k, out):
+def add(lambdas, exact, words, bucket_size, k, out):
+    """Add a payload's values to ``out``; return whether its stream is readable.
+
+    Only ``out`` is written, whatever the stream holds.
+    """
     for b in range((out.size + bucket_size - 1) // bucket_size):
         if np.isnan(lambdas[b]):
             out[b * bucket_size : min(out.size, (b + 1) * bucket_size)] = _NAN

@@ -6,7 +6,7 @@ import functools
 import itertools
 import os
 from collections.abc import Callable, Iterator
-from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures import ProcessPoolExecutor, as_completed
 from multiprocessing import get_context
 from pathlib import Path
 
@@ -53,26 +53,18 @@ def each_table() -> Iterator[KernelTable]:
         yield kernel_table(np.linspace(0, 1, count), False)
 
 
-def _actions() -> dict[str, list[Callable[[], object]]]:
-    """Return what runs each kernel, in lists that share none."""
+def _actions() -> list[Callable[[], object]]:
+    """Return what runs each kernel."""
     shapes = list(each_table())
-    return {
-        "encoders": [functools.partial(_encode, table) for table in shapes],
-        "decoders": [functools.partial(_decode, table) for table in shapes],
-        "the rest": [
-            *(_scans, _schemes, _levels, _dithered, _lossless),
-            *(functools.partial(_codes, each) for each in {table.packing for table in shapes}),
-            *(functools.partial(_bucket, alphabet) for alphabet in (2, 3, 5, 9, 17)),
-            *(functools.partial(_eden, bits) for bits in range(1, 9)),
-            *(functools.partial(_qcs, alphabet) for alphabet in (2, 3, 5, 7, 9)),
-        ],
-    }
-
-
-def _warm(part: str, place: int) -> None:
-    """Run one of the lists; place: of the progress bar."""
-    for action in tqdm(_actions()[part], desc=f"compiling {part}", unit="kernel", position=place):
-        action()
+    return [
+        *(_scans, _schemes, _levels, _dithered, _lossless),
+        *(functools.partial(_encode, table) for table in shapes),
+        *(functools.partial(_decode, table) for table in shapes),
+        *(functools.partial(_codes, each) for each in {table.packing for table in shapes}),
+        *(functools.partial(_bucket, alphabet) for alphabet in (2, 3, 5, 9, 17)),
+        *(functools.partial(_eden, bits) for bits in range(1, 9)),
+        *(functools.partial(_qcs, alphabet) for alphabet in (2, 3, 5, 7, 9)),
+    ]
 
 
 def _line(count: int) -> torch.Tensor:
@@ -108,7 +100,8 @@ def _schemes() -> None:
     natural.encode(flat, exponents, words, 100, 0)
     natural.decode_add([(exponents, words)], 1.0, out)
     onebit.encode(flat, torch.empty(1, 2, **HOST), words, 100)
-    sparse.add(sparse.encode(flat, 100, 0.1, 3, 0), 100, 3, out)
+    sections = sparse.encode(flat.numpy(), 100, 0.1, 3, 0)
+    sparse.add(*sections, 100, np.int64(3), out.numpy())
 
 
 def _levels() -> None:
@@ -121,13 +114,14 @@ def _levels() -> None:
 
 
 def _dithered() -> None:
-    flat, out = _line(100), torch.zeros(100, **HOST)
+    flat, out = _line(100).numpy(), np.zeros(100, np.float32)
     steps = ecdq.bucket_steps(flat, 100, 1.0)
     ecdq.add(ecdq.quantize(flat, steps, 100, 0), steps, 100, 0, out)
-    where = Stretch(steps, 100, 0, 0, 100)
+    where = Stretch(steps, 100, np.uint64(0), 0, 100)
     for dtype in (np.uint8, np.uint16):
-        _, escaped = ecdq.Splitter(100, 4, 1, dtype)(flat, where)
-        runs = np.ones((4, int(ecdq.counts(where, 4).max())), dtype)
+        runs = np.ones((4, 100), dtype)
+        _, escaped = ecdq.split(flat, where, 1, runs, np.empty(100, np.int32))
+        ecdq.counts(where, 4)
         ecdq.add_runs(runs, ecdq.numbers(ecdq.put_numbers(escaped, 1), 1), where, 1, out)
 
 
@@ -192,10 +186,9 @@ def forget() -> None:
 
 
 def compile_all() -> None:
-    """Compile everything anew, each kernel in one process: Numba's index of a kernel's cache is not
-    safe against two writers.
-    """
+    """Compile everything anew, on all processors."""
     forget()
     with ProcessPoolExecutor(len(os.sched_getaffinity(0)), get_context("spawn")) as pool:
-        for done in [pool.submit(_warm, part, place) for place, part in enumerate(_actions())]:
+        running = [pool.submit(action) for action in _actions()]
+        for done in tqdm(as_completed(running), "compiling", len(running), unit="kernel"):
             done.result()

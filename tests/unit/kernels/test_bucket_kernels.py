@@ -9,13 +9,13 @@ import numpy as np
 import pytest
 import torch
 import unit_oracles as oracle
-from kernel_cases import KINDS, heavy, one_outlier, ordinary, same_bits, vector
+from kernel_cases import KINDS, heavy, one_outlier, ordinary, placed, same_bits, vector
 
+from hvd_adaptive.kernels import module
 from hvd_adaptive.kernels.numba import bucket as cpu_bucket
 from hvd_adaptive.kernels.numba import levels as cpu_levels
 from hvd_adaptive.kernels.numba.levels import LEAST_RADIX
 from hvd_adaptive.kernels.packing import packing_of
-from hvd_adaptive.kernels.reference import bucket as reference_bucket
 from hvd_adaptive.kernels.reference import levels as reference_levels
 
 SOLVERS = {
@@ -46,17 +46,17 @@ def test_same_levels(solver):
         assert want.is_contiguous() and same_bits(want, got), (len(flat), bucket, clip)
 
 
-@pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.__name__)
-def test_same_cuts(kind):
-    flat = vector(kind, 1300)
-    cuts = torch.tensor([0.0, -0.3, torch.nan])
-    want = np.concatenate([flat[:600] >= 0, flat[600:1200] >= np.float32(-0.3), [False] * 100])
-    for module in (reference_bucket, cpu_bucket):
+@pytest.mark.parametrize("backend", ("reference", "numba", "triton"))
+def test_cuts(backend):
+    cuts, values = torch.tensor([0.0, -0.3, torch.nan]), torch.tensor([[0.0, 1.0]]).repeat(3, 1)
+    for kind in KINDS:
+        flat = vector(kind, 1300)
+        want = np.concatenate([flat[:600] >= 0, flat[600:1200] >= np.float32(-0.3), [False] * 100])
         words = torch.full((packing_of(2).words(1300),), -1, dtype=torch.int32)
-        module.cut_codes(flat, cuts, words, 600)
-        bits, values = torch.zeros(1300), torch.tensor([[0.0, 1.0]]).repeat(3, 1)
-        module.decode_add([(values, words)], 600, 1.0, bits)
-        assert np.array_equal(bits.numpy() != 0, want)
+        own, words, bits, levels, at = placed(backend, flat, words, torch.zeros(1300), values, cuts)
+        module(backend, "bucket").cut_codes(own, at, words, 600)
+        module(backend, "bucket").decode_add([(levels, words)], 600, 1.0, bits)
+        assert np.array_equal(bits.cpu().numpy() != 0, want)
 
 
 def test_long_vectors():

@@ -1,5 +1,4 @@
-"""The Triton kernels of ORQ and BinGrad, of bare codes and of random integers against the
-references, bit for bit."""
+"""The Triton kernels of ORQ and of random integers against the references, bit for bit."""
 
 from __future__ import annotations
 
@@ -7,15 +6,13 @@ import numpy as np
 import pytest
 import torch
 from kernel_cases import heavy, same_bits, vector
-from test_cuda_tables import KEY, hostile
+from test_cuda_tables import KEY
 from triton_interpreter import DEVICE, moved
 from unit_oracles import uniform_integers, word_count
 
 from hvd_adaptive.kernels.packing import packing_of
 from hvd_adaptive.kernels.reference import bucket as reference_bucket
-from hvd_adaptive.kernels.reference import codes as reference_codes
 from hvd_adaptive.kernels.triton import bucket as cuda_bucket
-from hvd_adaptive.kernels.triton import codes as cuda_codes
 from hvd_adaptive.kernels.triton import uniforms as cuda_uniforms
 
 
@@ -66,15 +63,6 @@ def test_codes_that_no_encoder_makes_are_nan():
     assert on.isnan().all()
 
 
-def test_cuts():
-    flat, cuts = hostile(100), torch.linspace(-1, 1, 12)
-    cuts[4], cuts[5] = float("nan"), 0.0
-    want, got = words_of(flat.numel(), 2, flat.device), words_of(flat.numel(), 2, DEVICE)
-    reference_bucket.cut_codes(flat, cuts, want, 100)
-    cuda_bucket.cut_codes(*moved(flat, cuts), got, 100)
-    assert torch.equal(want, got.cpu())
-
-
 def test_short_payloads_are_refused():
     levels, words = moved(torch.ones(1, 2), torch.zeros(4, dtype=torch.int32))
     with pytest.raises(ValueError, match="1 buckets and 4 words is too short"):
@@ -86,17 +74,3 @@ def test_random_integers(bucket: int):
     got = cuda_uniforms.uniforms(2200, bucket, KEY, DEVICE).cpu().tolist()
     want = [k for b in range(-(-2200 // bucket)) for k in uniform_integers(KEY, b, bucket)]
     assert got == want[:2200]
-
-
-@pytest.mark.parametrize("alphabet", [2, 3, 8, 200])
-def test_bytes_are_packed_and_unpacked(alphabet: int):
-    packing = packing_of(alphabet)
-    codes = torch.randint(0, alphabet, (1200,), dtype=torch.uint8)
-    words = torch.full((packing.words(1200),), 0x555, dtype=torch.int32, device=DEVICE)
-    cuda_codes.pack(*moved(codes), packing, words)
-    found = torch.empty(1200, dtype=torch.uint8, device=DEVICE)
-    cuda_codes.unpack(words, packing, found)
-    assert torch.equal(found.cpu(), codes)
-    wanted = torch.empty(packing.words(1200), dtype=torch.int32)
-    reference_codes.pack(codes, packing, wanted)
-    assert torch.equal(words.cpu(), wanted)

@@ -12,7 +12,7 @@ from kernel_cases import heavy, ordinary, vector
 
 from hvd_adaptive import ECDQ, PayloadError
 from hvd_adaptive.codec.dithered_code import DitheredCode
-from hvd_adaptive.kernels import dithered, module
+from hvd_adaptive.kernels import dithered
 
 BUCKET = 500
 
@@ -158,12 +158,5 @@ def test_state_of_others_is_refused():
 
 def test_buffers_of_other_lengths_are_refused():
     with pytest.raises(PayloadError, match="too short"):
-        dithered.add_bodies(
-            module("numba", "ecdq"),
-            [torch.zeros(7, dtype=torch.uint8)],
-            10,
-            SCHEME.parts.default.code,
-            [0],
-            2,
-            torch.zeros(100),
-        )
+        body, code = torch.zeros(7, dtype=torch.uint8), SCHEME.parts.default.code
+        dithered.add_bodies([body], 10, code, [0], 2, torch.zeros(100))
