@@ -26,7 +26,6 @@ from hvd_adaptive.coding.payload import (
     section_of_zeros,
 )
 from hvd_adaptive.coding.zeros import Zeros, runs_in
-from hvd_adaptive.kernels.checksum import BlockSums
 
 # Header fields that a receiver compares, in the order in which errors name them.
 _CHECKED = (
@@ -123,9 +122,8 @@ class Form:
             memory = memory.part(0, header.length)
         runs, data = None if zeros is None else zeros.runs, memory.bytes
         payload = Encoded(header, data, data[SIZE : SIZE + size], runs, memory=memory)
-        sums = None
         if body is None:
-            sums = quantizer.encode_body(values, payload.body, key)
+            quantizer.encode_body(values, payload.body, key)
         else:
             payload.body.copy_(body)
         if unused := -size % 8:
@@ -137,9 +135,8 @@ class Form:
         if unused := -full.numel() * full.itemsize % 8:
             data[-unused:] = 0
         packed, checks = header.pack(), quantizer.settings.tuning.checksum
-        known = isinstance(sums, BlockSums) and sums.size == size
         seal = kernels.for_device(data.device, "checksum").seal
-        seal(data, packed, body_seed(packed) if checks else None, sums if known else None)
+        seal(data, packed, body_seed(packed) if checks else None)
         return payload
 
     def open(self, payload: Received) -> Payload:

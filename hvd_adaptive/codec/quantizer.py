@@ -16,7 +16,6 @@ from hvd_adaptive._version import __version__
 from hvd_adaptive.base.errors import WarnOnce
 from hvd_adaptive.coding.coder import Coder
 from hvd_adaptive.coding.payload import Payload
-from hvd_adaptive.kernels.checksum import BlockSums
 from hvd_adaptive.settings import Settings
 
 logger = logging.getLogger("hvd_adaptive")
@@ -100,13 +99,10 @@ class Quantizer(ABC):
         return self.coder is not None or self.least_body_bytes(coordinates) < most
 
     @abstractmethod
-    def encode_body(
-        self, flat: torch.Tensor, body: torch.Tensor, key: int
-    ) -> int | BlockSums | None:
+    def encode_body(self, flat: torch.Tensor, body: torch.Tensor, key: int) -> int | None:
         """Quantise ``flat`` (float32, 1-D) into ``body`` (uint8, body_bytes(flat.numel())).
 
-        Return the length in bytes if it varies; ``body[:length]`` is the body. Otherwise return the
-        block checksums of the body if they are known, or None.
+        Return the length in bytes if it varies; ``body[:length]`` is the body.
         """
 
     def decode_bodies(

@@ -15,7 +15,6 @@ from hvd_adaptive.codec.payloads import squares_of
 from hvd_adaptive.coding.coder import Coder
 from hvd_adaptive.coding.coders import CODERS
 from hvd_adaptive.coding.payload import padded
-from hvd_adaptive.kernels.checksum import BlockSums
 from hvd_adaptive.settings import Settings
 
 
@@ -87,10 +86,10 @@ class TableCodec(Codec):
     def body_bytes(self, coordinates: int) -> int:
         return 4 * (self._buckets(coordinates) + self._table.kernel.packing.words(coordinates))
 
-    def encode_body(self, flat: torch.Tensor, body: torch.Tensor, key: int) -> BlockSums | None:
+    def encode_body(self, flat: torch.Tensor, body: torch.Tensor, key: int) -> None:
         settings, count = self.settings, flat.numel()
         at = 4 * -(-count // settings.bucket_size)
-        return kernels.for_device(flat.device).encode(
+        kernels.for_device(flat.device).encode(
             flat,
             body[:at].view(torch.float32),
             body[at:].view(torch.int32),
@@ -99,7 +98,6 @@ class TableCodec(Codec):
             self._table.kernel,
             key,
             settings.clip,
-            settings.tuning.checksum and self.coder is None,
         )
 
     def decode_bodies(

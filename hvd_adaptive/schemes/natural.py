@@ -12,7 +12,6 @@ from hvd_adaptive import kernels
 from hvd_adaptive.codec.adaptive_codec import uniform_codec
 from hvd_adaptive.codec.codec import Codec
 from hvd_adaptive.compressor import GradientCompressor
-from hvd_adaptive.kernels.checksum import BlockSums
 from hvd_adaptive.kernels.packing import ONE_BIT
 from hvd_adaptive.settings import Settings, Shared
 
@@ -69,13 +68,12 @@ class _Codec(Codec):
     def body_bytes(self, coordinates: int) -> int:
         return _exponent_bytes(coordinates) + 4 * ONE_BIT.words(coordinates)
 
-    def encode_body(self, flat: torch.Tensor, body: torch.Tensor, key: int) -> BlockSums | None:
+    def encode_body(self, flat: torch.Tensor, body: torch.Tensor, key: int) -> None:
         flat, bucket = self._clipped(flat), self._bucket(flat.numel())
         body[flat.numel() : _exponent_bytes(flat.numel())] = 0
         exponents, words = _split(body, flat.numel())
-        summing = self.settings.tuning.checksum
         ops = kernels.for_device(flat.device, "natural")
-        return ops.encode(flat, exponents, words, bucket, key, summing)
+        ops.encode(flat, exponents, words, bucket, key)
 
     def add_bodies(
         self, bodies: Sequence[torch.Tensor], keys: Sequence[int], factor: float, out: torch.Tensor

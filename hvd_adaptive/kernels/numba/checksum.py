@@ -14,25 +14,21 @@ _A, _B = np.uint32(A), np.uint32(B)
 _HEADER, _PLACE = HEADER_BYTES // 4, CHECKSUM_AT // 4
 
 
-_NOTHING = np.zeros(LANES, np.uint32), np.empty(0, np.int64)
-
-
-def seal(payload, header, seed, known=None):
+def seal(payload, header, seed):
     data = payload.numpy()
     data[:HEADER_BYTES] = np.frombuffer(header, np.uint8)
     if seed is not None:
         words = data.view(np.uint32)
-        found = _NOTHING if known is None else (known.sums, known.summed)
-        words[_PLACE] = _checksum(words[_HEADER:], seed, *found)
+        words[_PLACE] = _checksum(words[_HEADER:], seed)
 
 
 def checksums(payloads, seeds):
     words = [payload.numpy().view(np.uint32)[_HEADER:] for payload in payloads]
-    return [_checksum(*pair, *_NOTHING) for pair in zip(words, seeds, strict=True)]
+    return [_checksum(*pair) for pair in zip(words, seeds, strict=True)]
 
 
 def checksum(words, seed):
-    return _checksum(words.numpy().view(np.uint32), seed, *_NOTHING)
+    return _checksum(words.numpy().view(np.uint32), seed)
 
 
 @intrinsic
@@ -64,47 +60,18 @@ def _hashed(lane, word):
 
 
 @jit
-def add_blocks(words, first, begin, end, lanes, sums):
-    """Add the hashes of blocks ``begin`` to ``end`` of a body to ``sums``. ``words`` are the body's
-    words from ``first`` on. lanes: room for LANES.
-    """
-    for index in range(begin, end):
-        at = index * BLOCK - first
+def _checksum(words, seed):
+    """Return the checksum of ``words``. seed: an int below 2**32."""
+    lanes, sums = np.empty(LANES, np.uint32), np.zeros(LANES, np.uint32)
+    for at in range(0, words.size, BLOCK):
         block = words[at : at + BLOCK]
         rows = block.size // LANES
-        _rows_hashed(block, rows, np.uint32(np.uint32(index) * _A), lanes)
+        _rows_hashed(block, rows, np.uint32(np.uint32(at // BLOCK) * _A), lanes)
         for i in range(rows * LANES, block.size):
             lanes[i - rows * LANES] = _hashed(lanes[i - rows * LANES], block[i])
         for lane in range(LANES):
             s = lanes[lane]
             sums[lane] += np.uint32(np.uint32(s ^ np.uint32(s >> np.uint32(15))) * _B)
-
-
-@inline
-def first_block(word):
-    """Return the first block that begins at ``word`` of a body or later."""
-    return (word + BLOCK - 1) // BLOCK
-
-
-@inline
-def add_done(words, first, done, lanes, sums, run):
-    """Call ``add_blocks`` for the blocks that end by word ``done`` of the body and are not in
-    ``run``, the first and the end of the blocks already added. Do nothing if ``sums`` has no room.
-    """
-    until = done // BLOCK
-    if sums.size and until > run[1]:
-        add_blocks(words, first, run[1], until, lanes, sums)
-        run[1] = until
-
-
-@jit
-def _checksum(words, seed, known, summed):
-    """Return the checksum of ``words``. seed: an int below 2**32.  known, summed: see BlockSums."""
-    lanes, sums, at = np.empty(LANES, np.uint32), known.copy(), 0
-    for run in range(0, summed.size, 2):
-        add_blocks(words, 0, at, summed[run], lanes, sums)
-        at = summed[run + 1]
-    add_blocks(words, 0, at, (words.size + BLOCK - 1) // BLOCK, lanes, sums)
     total = np.uint32(np.uint32(seed) + np.uint32(words.size))
     for lane in range(LANES):
         total = np.uint32(np.uint32(total ^ sums[lane]) * _A)

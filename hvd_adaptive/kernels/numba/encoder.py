@@ -7,13 +7,12 @@ less one. ``rs`` and ``us`` are room for a run.
 
 from __future__ import annotations
 
+import functools
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from hvd_adaptive.kernels.checksum import LANES as CHECK_LANES
 from hvd_adaptive.kernels.constants import NORM_LANES
-from hvd_adaptive.kernels.numba.checksum import add_done, first_block
 from hvd_adaptive.kernels.numba.codes import chunk_size, store_fixed, store_units
 from hvd_adaptive.kernels.numba.jit import inline, jit
 from hvd_adaptive.kernels.numba.permute import counted, permuted
@@ -139,26 +138,24 @@ def _exponential(run, at, table, rs, us, part):
         part[j] = _signed(np.uint32(np.uint32(m) + code), run[j], at)
 
 
-def make_encoder(rule: int, depth: int, packing: Packing):
-    """Make the encoder for one rule and packing, which are constants of the compiled code.
+@functools.cache
+def encoder_of(rule: int, depth: int, packing: Packing):
+    """Return the encoder for one rule and packing, which are constants of the compiled code.
 
-    depth: of the search tree if the rule is PERMUTE, the thresholds if it is COUNT. The encoder
-    adds blocks of the body, which begins with the scales, to ``sums`` (CHECK_LANES; with no
-    entries, nothing is added). ``summed`` (2,) is set as BlockSums describes. arrays: those of a
-    Table.
+    depth: of the search tree if the rule is PERMUTE, the thresholds if it is COUNT. arrays: those
+    of a Table.
     """
     chunk = chunk_size(packing)
     alphabet, digits, width = packing
 
     @jit
-    def encode(x, scales, words, sums, summed, bucket_size, linf, clip, stream, arrays):
+    def encode(x, scales, words, bucket_size, linf, clip, stream, arrays):
         table = Table(*arrays)
         codes, units = np.empty(chunk, np.uint32), np.empty(LANES, np.uint32)
         acc = np.empty(NORM_LANES, np.float32)
         rs, us = np.empty(chunk, np.float32), np.empty(chunk, np.float32)
         clipped = np.empty(bucket_size if clip > 0 else 0, np.float32)
-        total, lanes = np.uint32(alphabet - 1), np.empty(CHECK_LANES, np.uint32)
-        summed[:] = first_block(scales.size)
+        total = np.uint32(alphabet - 1)
         for b in range(scales.size):
             begin = b * bucket_size
             end = min(x.size, begin + bucket_size)
@@ -204,8 +201,6 @@ def make_encoder(rule: int, depth: int, packing: Packing):
                         )
                     else:
                         store_fixed(codes, index, rest, width, units, words)
-                    done = scales.size + stop // (LANES * digits) * width // 32 * LANES
-                    add_done(words, scales.size, done, lanes, sums, summed)
                 i = stop
 
     return encode

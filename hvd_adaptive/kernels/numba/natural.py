@@ -5,38 +5,28 @@ from __future__ import annotations
 import numba
 import numpy as np
 
-from hvd_adaptive.kernels.checksum import LANES as CHECK_LANES
-from hvd_adaptive.kernels.checksum import BlockSums
 from hvd_adaptive.kernels.constants import INFINITE, LARGEST, NAN
-from hvd_adaptive.kernels.numba.checksum import add_done, first_block
 from hvd_adaptive.kernels.numba.codes import load_fixed, store_fixed
-from hvd_adaptive.kernels.numba.decoder import pointer, scale_by
+from hvd_adaptive.kernels.numba.decoder import addresses, pointer, scale_by
 from hvd_adaptive.kernels.numba.jit import inline, jit
 from hvd_adaptive.kernels.numba.random import STEPS, bucket_key, counter_of, uniform24
 from hvd_adaptive.kernels.numba.scan import largest_bits
-from hvd_adaptive.kernels.packing import BLOCK, LANES, ONE_BIT, check_sections
+from hvd_adaptive.kernels.packing import BLOCK, LANES, ONE_BIT
 
 _INFINITE, _LARGEST, _NAN = np.uint32(INFINITE), np.uint32(LARGEST), np.uint32(NAN)
 _FRACTION = np.uint32(0xFFFFFF)
-_BLOCK_WORDS = ONE_BIT.words(BLOCK)
 _MINUS_ZERO = np.uint32(0x80000000)
 
 
-def encode(flat, exponents, words, bucket_size, key, summing=False):
-    sums = np.zeros(CHECK_LANES if summing else 0, np.uint32)
+def encode(flat, exponents, words, bucket_size, key):
     unsigned = words.numpy().view(np.uint32)
-    summed = np.zeros(4, np.int64)
-    _encode(flat.numpy(), exponents.numpy(), unsigned, sums, summed, bucket_size, np.uint64(key))
-    size = -(-exponents.numel() // 4) * 4 + 4 * words.numel()
-    return BlockSums(size, sums, summed) if summing else None
+    _encode(flat.numpy(), exponents.numpy(), unsigned, bucket_size, np.uint64(key))
 
 
 def decode_add(payloads, factor, out):
-    size = ONE_BIT.words(out.numel())
-    check_sections(payloads, "exponents", out.numel(), size)
-    exponents = np.array([e.data_ptr() for e, _ in payloads], dtype=np.int64)
-    words = np.array([w.data_ptr() for _, w in payloads], dtype=np.int64)
-    _decode_add(exponents, words, size, np.float32(factor), out.numpy())
+    n = out.numel()
+    sections = addresses(payloads, "exponents", n, ONE_BIT.words(n))
+    _decode_add(*sections, np.float32(factor), out.numpy())
 
 
 @inline
@@ -53,15 +43,7 @@ def _round(run, offset, high, exponents, signs):
 
 
 @jit
-def _encode(x, exponents, words, sums, summed, bucket_size, stream):
-    """Fill ``exponents`` and ``words``.
-
-    sums: (CHECK_LANES,); with no entries, nothing is added. summed: (4,), set as BlockSums
-    describes.
-    """
-    whole = exponents[: x.size // 4 * 4].view(np.uint32)
-    first = (x.size + 3) // 4  # word of the body that begins the signs
-    summed[2:], lanes = first_block(first), np.empty(CHECK_LANES, np.uint32)
+def _encode(x, exponents, words, bucket_size, stream):
     signs, units = np.empty(BLOCK, np.uint32), np.empty(LANES, np.uint32)
     bits = x.view(np.uint32)
     for b in range((x.size + bucket_size - 1) // bucket_size):
@@ -82,8 +64,6 @@ def _encode(x, exponents, words, sums, summed, bucket_size, stream):
             if stop % BLOCK == 0 or stop == x.size:
                 index = (stop - 1) // BLOCK
                 store_fixed(signs, index, stop - index * BLOCK, 1, units, words)
-            add_done(whole, 0, stop // 4, lanes, sums, summed[:2])
-            add_done(words, first, first + stop // BLOCK * _BLOCK_WORDS, lanes, sums, summed[2:])
             i = stop
 
 

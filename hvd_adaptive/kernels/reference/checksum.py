@@ -12,16 +12,13 @@ from collections.abc import Sequence
 import torch
 
 from hvd_adaptive.base.device import put
-from hvd_adaptive.kernels.checksum import BLOCK, CHECKSUM_AT, HEADER_BYTES, LANES, A, B, BlockSums
+from hvd_adaptive.kernels.checksum import BLOCK, CHECKSUM_AT, HEADER_BYTES, LANES, A, B
 from hvd_adaptive.kernels.constants import MASK32
 
 
-def seal(
-    payload: torch.Tensor, header: bytes, seed: int | None, known: BlockSums | None = None
-) -> None:
+def seal(payload: torch.Tensor, header: bytes, seed: int | None) -> None:
     """Write ``header`` to the beginning of ``payload``; if there is a seed, write the checksum to
-    its place in the header. known: sums of the body, which kernels for the CPU need not compute
-    again.
+    its place in the header.
     """
     data = bytearray(header)
     if seed is not None:

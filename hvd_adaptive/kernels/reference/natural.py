@@ -11,7 +11,6 @@ from collections.abc import Sequence
 
 import torch
 
-from hvd_adaptive.kernels.checksum import BlockSums
 from hvd_adaptive.kernels.constants import LARGEST, MASK32
 from hvd_adaptive.kernels.packing import ONE_BIT
 from hvd_adaptive.kernels.reference.codes import pack_codes, unpack_codes
@@ -25,14 +24,12 @@ def encode(
     words: torch.Tensor,
     bucket_size: int,
     key: int,
-    summing: bool = False,
-) -> BlockSums | None:
+) -> None:
     """Round ``flat`` (float32, (n,)) to powers of two, at random and without bias.
 
     Fill ``exponents`` (uint8, (n,)) and ``words`` (int32, the packed sign bits). The 23 bits of the
     mantissa are the probability of the upper power. For a denormal, whose exponent field is 0, the
-    two powers are 2**-126 and 0, and the same holds. Buckets with NaN or Inf become NaN. summing:
-    see BlockSums; the payload's body begins with ``exponents``.
+    two powers are 2**-126 and 0, and the same holds. Buckets with NaN or Inf become NaN.
     """
     bits = flat.view(torch.int32).to(torch.int64) & MASK32
     up = uniforms(flat.numel(), bucket_size, key, flat.device) < (bits << 1 & 0xFFFFFF)
@@ -42,7 +39,6 @@ def encode(
     broken = per_coordinate(norms.isnan(), flat.numel(), bucket_size)
     exponents.copy_(torch.where(broken, 0, exponent))
     words.copy_(pack_codes(torch.where(broken, 1, signs), ONE_BIT))
-    return None
 
 
 def decode_add(

@@ -1,14 +1,9 @@
-"""Quantise to level tables in plain torch: slow, for any device, the fast kernels' oracle.
-
-Every product and sum is written as its own float32 operation in the order that the fast kernels
-follow, so that results can be compared bit for bit.
-"""
+"""Quantise to level tables in plain torch."""
 
 from __future__ import annotations
 
 import torch
 
-from hvd_adaptive.kernels.checksum import BlockSums
 from hvd_adaptive.kernels.constants import NORM_LANES, SMALLEST_NORM
 from hvd_adaptive.kernels.reference.codes import pack_codes, unpack_codes
 from hvd_adaptive.kernels.reference.uniforms import uniforms
@@ -32,20 +27,17 @@ def encode(
     table: KernelTable,
     key: int,
     clip: float | None = None,
-    summing: bool = False,
-) -> BlockSums | None:
+) -> None:
     """Quantise ``flat`` (float32, (n,)) by buckets, clipped if ``clip`` is given; pack the codes.
 
     Fill ``scales`` (float32, one per bucket: its norm, NaN for a bucket with a non-finite
-    coordinate or an overflowing norm, 0 for a zero bucket) and ``words`` (int32). summing: see
-    BlockSums; the payload's body is ``scales``, then ``words``.
+    coordinate or an overflowing norm, 0 for a zero bucket) and ``words`` (int32).
     """
     if clip is not None:
         flat = clipped(flat, bucket_size, clip)
     scales.copy_(bucket_norms(flat, bucket_size, norm))
     codes = quantize(flat, scales, bucket_size, table, key)
     words.copy_(pack_codes(codes, table.packing))
-    return None
 
 
 def rows_of(flat: torch.Tensor, bucket_size: int, dtype: torch.dtype) -> torch.Tensor:

@@ -25,7 +25,7 @@ _LANES, _BLOCK = tl.constexpr(LANES), tl.constexpr(BLOCK)
 _ROWS = tl.constexpr(BLOCK // LANES)
 
 
-def seal(payload, header, seed, known=None):
+def seal(payload, header, seed):
     put(torch.frombuffer(bytearray(header), dtype=torch.uint8), payload[:HEADER_BYTES])
     if seed is not None:
         words = payload.view(torch.int32)
