@@ -19,10 +19,9 @@ from pathlib import Path
 from typing import Any
 
 import numba
-from numba.core.codegen import JITCodeLibrary
-from numba.core.compiler import Compiler
 from numba.core.runtime import rtsys
 
+from hvd_adaptive.base.errors import WarnOnce
 from hvd_adaptive.kernels import no_gc
 
 logger = logging.getLogger("hvd_adaptive")
@@ -31,6 +30,7 @@ LONGEST = 300.0  # seconds that a process waits for another one before it compil
 PAUSE = 0.01  # seconds between looks at a lock
 LOCAL_RANK = ("OMPI_COMM_WORLD_LOCAL_RANK", "HOROVOD_LOCAL_RANK", "LOCAL_RANK", "SLURM_LOCALID")
 _OPTIONS = {"nogil": True, "error_model": "numpy", "fastmath": False, "boundscheck": False}
+_HELPER = {"no_cpython_wrapper": True, "no_cfunc_wrapper": True, **_OPTIONS}
 
 
 def jit(function: Callable) -> Callable:
@@ -47,81 +47,12 @@ def inline(function: Callable) -> Callable:
 
     Only kernels can call it: it has no entry for Python or C, which would take time to compile.
     """
-    return _helper(function, _Inlined)
+    return numba.njit(function, forceinline=True, **_HELPER)
 
 
 def outline(function: Callable) -> Callable:
     """Compile a helper as ``inline`` does, but once in each kernel, however often it is called."""
-    return _helper(function, _Outlined)
-
-
-# What _HelperLibrary replaces or calls in Numba. Without it helpers compile as kernels do.
-_PRIVATE = (
-    "_optimize_final_module",
-    "_finalize_final_module",
-    "_finalize_dynamic_globals",
-    "get_pointer_to_function",
-    "add_ir_module",
-)
-
-
-def _helper(function: Callable, compiler: type[Compiler]) -> Callable:
-    options = {"no_cpython_wrapper": True, "no_cfunc_wrapper": True, **_OPTIONS}
-    if all(hasattr(JITCodeLibrary, name) for name in _PRIVATE):
-        options["pipeline_class"] = compiler
-    return numba.njit(function, forceinline=compiler is _Inlined, **options)
-
-
-class _HelperLibrary(JITCodeLibrary):
-    """Keep the code of a helper as it is until a kernel that calls it is optimised as a whole.
-
-    Numba optimises each helper by itself, and emits machine code for it that nothing runs.
-    """
-
-    def _optimize_final_module(self) -> None:
-        pass
-
-    def _finalize_final_module(self) -> None:
-        self._finalize_dynamic_globals()
-        self._finalized = True
-
-    def get_pointer_to_function(self, name: str) -> int:
-        """Return 0: there is no machine code."""
-        return 0
-
-    @property
-    def codegen(self) -> Any:
-        """Return what Numba gives the environment of machine code to."""
-        return self
-
-    def set_env(self, name: str, environment: Any) -> None:
-        """Do nothing, as there is no machine code."""
-
-
-class _OutlinedLibrary(_HelperLibrary):
-    """Keep LLVM from inlining the helper."""
-
-    def add_ir_module(self, ir_module: Any) -> None:
-        """Add the helper's code."""
-        for function in ir_module.functions:
-            if not function.is_declaration:
-                function.attributes.add("noinline")
-        super().add_ir_module(ir_module)
-
-
-class _Inlined(Compiler):
-    """Compile a helper into its library."""
-
-    library: type[JITCodeLibrary] = _HelperLibrary
-
-    def __init__(self, typing: Any, target: Any, library: Any, *rest: Any) -> None:
-        library = self.library(target.codegen(), "helper")
-        library.enable_object_caching()
-        super().__init__(typing, target, library, *rest)
-
-
-class _Outlined(_Inlined):
-    library = _OutlinedLibrary
+    return numba.njit(function, **_HELPER)
 
 
 class HostCache:
@@ -143,9 +74,10 @@ class HostCache:
         found = self._loaded(signature, target)
         if found is None and self._held is None:
             folder = Path(self._cache.cache_path)
-            _say_once(
+            _say_compiling(
                 "compiling kernels for this processor, for up to half a minute; they are kept in "
-                f"{folder} for later runs (NUMBA_CACHE_DIR names another folder)"
+                "%s for later runs (NUMBA_CACHE_DIR names another folder)",
+                folder,
             )
             self._held = contextlib.ExitStack()
             self._held.enter_context(_turn(folder / f"{self._cache._impl.filename_base}.lock"))
@@ -197,24 +129,21 @@ def once_a_host(dispatcher: Any) -> Any:
 
 def warn_uncached(reason: str) -> None:
     """Warn, once, that compiled kernels are not kept."""
-    _say_once(
+    _say_uncached(
         "no folder keeps compiled kernels, so each process compiles them at every start, which "
         "takes some seconds: set the environment variable NUMBA_CACHE_DIR to a folder that can be "
-        f"written ({reason})"
+        "written (%s)",
+        reason,
     )
 
 
-def _say_once(message: str) -> None:
-    """Log the first message of its kind, on one rank of a host."""
-    kind = message.split(":")[0].split(";")[0]
-    if kind in _said or multiprocessing.parent_process() is not None:
-        return
-    _said.add(kind)
+def _voice() -> WarnOnce:
+    """Return what logs a warning once, on one rank of a host, and not in its child processes."""
     first = all(os.environ.get(name, "0") == "0" for name in LOCAL_RANK)
-    logger.log(logging.WARNING if first else logging.DEBUG, "%s", message)
+    return WarnOnce(logger, first and multiprocessing.parent_process() is None)
 
 
-_said: set[str] = set()
+_say_compiling, _say_uncached = _voice(), _voice()
 _one_at_a_time = threading.RLock()  # of threads that load or compile, as Numba itself demands
 
 

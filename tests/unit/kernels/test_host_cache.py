@@ -94,9 +94,14 @@ class FakeDispatcher:
 
 @pytest.fixture(autouse=True)
 def anew(monkeypatch):
-    monkeypatch.setattr(jit, "_said", set())
     for name in jit.LOCAL_RANK:
         monkeypatch.delenv(name, raising=False)
+    say_anew(monkeypatch)
+
+
+def say_anew(monkeypatch):
+    monkeypatch.setattr(jit, "_say_compiling", jit._voice())
+    monkeypatch.setattr(jit, "_say_uncached", jit._voice())
 
 
 def held(folder):
@@ -179,8 +184,8 @@ def test_compilations_are_announced_once_a_host(tmp_path, monkeypatch, caplog):
         once_a_host(FakeDispatcher(tmp_path, {})).compile("f")
     (message,) = caplog.messages
     assert str(tmp_path) in message and "NUMBA_CACHE_DIR" in message
-    monkeypatch.setattr(jit, "_said", set())
     monkeypatch.setenv("OMPI_COMM_WORLD_LOCAL_RANK", "1")
+    say_anew(monkeypatch)
     once_a_host(FakeDispatcher(tmp_path, {})).compile("f")
     jit.warn_uncached("nowhere")
     assert caplog.messages == [message]
