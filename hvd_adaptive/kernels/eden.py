@@ -92,9 +92,11 @@ def block_order(length: int) -> int:
     return 1 << (length.bit_length() - 1)
 
 
-def root_of(length: int) -> float:
-    """Return the factor of H, which is 1 where H is applied in two parts, each with its own."""
-    return length**-0.5 if block_order(length) == length else 1.0
+def weight_of(length: int, rotations: int = 1) -> float:
+    """Return the factors of H that rotations leave out; if H is applied in two parts, each part has
+    its own.
+    """
+    return float(length) ** (-rotations / 2) if block_order(length) == length else 1.0
 
 
 def rotate(y: torch.Tensor, back: bool) -> None:
@@ -123,19 +125,16 @@ def finished_scales(
     largest: torch.Tensor,
     norms: torch.Tensor,
     products: torch.Tensor,
-    length: int,
-    rotations: int,
+    weight: float | torch.Tensor,
 ) -> torch.Tensor:
-    """Return S = ‖y‖²/⟨y, q⟩ of buckets of one length, float32 (buckets,).
+    """Return S = ‖y‖²/⟨y, q⟩ of buckets, float32 (buckets,).
 
     Args:
         largest: Their largest magnitudes; 0 or NaN of those that have no codes.
         norms: ‖y‖ of the rotated buckets, without the factors of H, times ``power_of``.
         products: ⟨y, q⟩ likewise.
-        length: Rotated coordinates of a bucket.
-        rotations: How many rotations y has had.
+        weight: ``weight_of`` the rotations that y has had.
     """
-    weight = float(length) ** (-rotations / 2) if block_order(length) == length else 1.0
     scales = norms * norms / products * weight / power_of(largest)
     scales = torch.where(scales < SMALLEST_NORM, torch.zeros_like(scales), scales)
     scales = torch.where(torch.isfinite(scales), scales, torch.nan)

@@ -1,7 +1,4 @@
-"""Rotate, quantise and pack (EDEN) in plain torch: the oracle for the fast kernels.
-
-Every product and sum is its own float32 operation, in the order that the fast kernels follow.
-"""
+"""Rotate, quantise and pack (EDEN) in plain torch."""
 
 from __future__ import annotations
 
@@ -16,9 +13,9 @@ from hvd_adaptive.kernels.eden import (
     Levels,
     finished_scales,
     power_of,
-    root_of,
     rotate,
     shared_streams,
+    weight_of,
 )
 from hvd_adaptive.kernels.packing import packing_of
 from hvd_adaptive.kernels.reference.codes import pack_codes, unpack_codes
@@ -78,7 +75,7 @@ def decode_add(
             scale = scales[first : first + len(rows)].unsqueeze(1)
             taken = values[codes[begin : begin + len(rows) * kept]].view(-1, kept)
             y = torch.zeros_like(rows)
-            y[:, :kept] = taken * (scale * root_of(length))
+            y[:, :kept] = taken * (scale * weight_of(length))
             rotate(y, back=True)
             y *= _signs(own, own_numbers, length, out.device)
             total = torch.where(scale == 0, total, total + y)
@@ -86,7 +83,7 @@ def decode_add(
         for stream in reversed(shared_streams(shared, levels.bits)):
             rotate(total, back=True)
             total *= _signs(stream, own_numbers, length, out.device)
-            total *= root_of(length)
+            total *= weight_of(length)
         result = torch.where(used, rows + total, rows)
         target = out[first * bucket_size :][: rows.numel()]
         target.copy_(result.reshape(-1)[: target.numel()])
@@ -129,7 +126,7 @@ def _quantize(
         place += y.abs() >= threshold * deviation
     product = add_lanes(y.abs() * torch.from_numpy(levels.values[half:]).to(rows.device)[place])
     codes = torch.where(y < 0, half - 1 - place, half + place)
-    scales = finished_scales(largest, norm, product, length, len(streams))
+    scales = finished_scales(largest, norm, product, weight_of(length, len(streams)))
     return scales, torch.where((scales > 0).unsqueeze(1), codes, 0)
 
 

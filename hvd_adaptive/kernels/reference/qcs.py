@@ -1,7 +1,4 @@
-"""Sample compressively and quantise (QCS) in plain torch: the oracle for the fast kernels.
-
-Every product and sum is its own float32 operation, in the order that the fast kernels follow.
-"""
+"""Sample compressively and quantise (QCS) in plain torch."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """Rotate, quantise and pack (EDEN) in Triton, and invert it.
 
-Signatures and integers are the same as in reference/eden.py. A rotation is a launch for all buckets
-(rotation.py); norms and products are summed in the lanes of the reference.
+A rotation is a launch for all buckets (rotation.py); norms and products are summed in the lanes of
+the reference.
 """
 
 from __future__ import annotations
@@ -13,15 +13,14 @@ import torch
 import triton
 import triton.language as tl
 
-from hvd_adaptive.kernels.eden import Buckets, Levels, finished_scales, root_of, shared_streams
+from hvd_adaptive.kernels.eden import Buckets, Levels, finished_scales, shared_streams, weight_of
 from hvd_adaptive.kernels.packing import check_sections, packing_of
 from hvd_adaptive.kernels.triton.codes import pack, unpack
 from hvd_adaptive.kernels.triton.lanes import bucket_sizes, fold, lane_tree
 from hvd_adaptive.kernels.triton.launch import WARPS, kernel, launch, on_device
-from hvd_adaptive.kernels.triton.rotation import rotate, rotate_back
+from hvd_adaptive.kernels.triton.layout import for_each, place_of
+from hvd_adaptive.kernels.triton.rotation import rotate
 from hvd_adaptive.kernels.triton.tables import bucket_norms
-
-_TILE = 1024
 
 
 def encode(flat, scales, words, bucket_size, levels, shared, own):
@@ -29,7 +28,7 @@ def encode(flat, scales, words, bucket_size, levels, shared, own):
     streams = [*shared_streams(shared, levels.bits), own]
     largest = bucket_norms(flat, bucket_size, "linf")
     y = flat.new_empty(buckets.codes)
-    _for_each(_load_kernel, y, bucket_size, flat, largest, y, flat.numel())
+    for_each(_load_kernel, y, bucket_size, flat, largest, y, flat.numel())
     for rows, numbers in _rows(y, torch.arange(buckets.count, device=flat.device), bucket_size):
         for stream in streams:
             rotate(rows, numbers, stream)
@@ -41,16 +40,13 @@ def encode(flat, scales, words, bucket_size, levels, shared, own):
     deviations = _times(norms, y, bucket_size, lambda length: length**-0.5)
     kept = levels.kept(bucket_size), levels.kept(buckets.last)
     tables = deviations, thresholds, values
-    _for_each(_round_kernel, y, bucket_size, *kept, *tables, y, found, BITS=levels.bits)
+    for_each(_round_kernel, y, bucket_size, *kept, *tables, y, found, BITS=levels.bits)
     products = torch.empty_like(norms)
     sizes = y.numel(), bucket_size, buckets.count
     launch(_sums_kernel, -(-buckets.count // WARPS), y, y, products, *sizes, BUCKETS=WARPS)
-    at = 0
-    for rows, of_rows in _rows(y, scales, bucket_size):
-        part, length = slice(at, at + len(rows)), rows.shape[1]
-        bounds = largest[part], norms[part], products[part]
-        of_rows.copy_(finished_scales(*bounds, length, len(streams)))
-        at += len(rows)
+    ones = torch.ones_like(norms)
+    weights = _times(ones, y, bucket_size, lambda length: weight_of(length, len(streams)))
+    scales.copy_(finished_scales(largest, norms, products, weights))
     for rows, of_rows in _rows(found, scales, kept[0]):
         rows.masked_fill_(~(of_rows > 0).unsqueeze(1), 0)
     pack(found, packing_of(1 << levels.bits), words)
@@ -69,16 +65,16 @@ def decode_add(payloads, bucket_size, levels, shared, owns, out):
     for (scales, words), own in zip(payloads, owns, strict=True):
         scales = scales[: buckets.count]
         unpack(words, packing, found)
-        weights = _times(scales, y, bucket_size, root_of)
-        _for_each(_take_kernel, y, bucket_size, *kept, found, weights, values, y)
+        weights = _times(scales, y, bucket_size, weight_of)
+        for_each(_take_kernel, y, bucket_size, *kept, found, weights, values, y)
         for rows, own_numbers in _rows(y, numbers, bucket_size):
-            rotate_back(rows, own_numbers, own, 1.0)
-        _for_each(_add_kernel, y, bucket_size, y, scales, sums)
+            rotate(rows, own_numbers, own, back=True)
+        for_each(_add_kernel, y, bucket_size, y, scales, sums)
         used |= scales != 0
     for rows, own_numbers in _rows(sums, numbers, bucket_size):
         for stream in reversed(shared_streams(shared, levels.bits)):
-            rotate_back(rows, own_numbers, stream, root_of(rows.shape[1]))
-    _for_each(_add_kernel, out, bucket_size, sums, used, out)
+            rotate(rows, own_numbers, stream, True, weight_of(rows.shape[1]))
+    for_each(_add_kernel, out, bucket_size, sums, used, out)
 
 
 def _rows(
@@ -110,19 +106,6 @@ def _tables(levels: Levels, device: torch.device) -> tuple[torch.Tensor, torch.T
     return on_device(thresholds, device), on_device(levels.values, device)
 
 
-def _for_each(action, on: torch.Tensor, bucket_size: int, *args, **constants) -> None:
-    """Launch ``action(n, bucket_size, *args)`` on tiles of the coordinates of ``on``."""
-    n = on.numel()
-    launch(action, -(-n // _TILE), on, n, bucket_size, *args, TILE=_TILE, **constants)
-
-
-@triton.jit
-def _place(n, bucket_size, TILE: tl.constexpr):
-    """Return places (int64), whether they exist, and their rows."""
-    i = tl.program_id(0).to(tl.int64) * TILE + tl.arange(0, TILE)
-    return i, i < n, i // bucket_size
-
-
 @triton.jit
 def _code_at(i, row, n, bucket_size, kept, kept_last):
     """Return the places of the codes of rotated coordinates, and which have any."""
@@ -133,10 +116,17 @@ def _code_at(i, row, n, bucket_size, kept, kept_last):
 
 @kernel
 def _load_kernel(
-    n: tl.int64, bucket_size: tl.int64, x, largest, y, coordinates: tl.int64, TILE: tl.constexpr
+    n: tl.int64,
+    bucket_size: tl.int64,
+    x,
+    largest,
+    y,
+    coordinates: tl.int64,
+    TILE: tl.constexpr,
+    INSIDE: tl.constexpr,
 ):
     """Set y to buckets times the power of two that brings the largest coordinate into [2, 4)."""
-    i, there, row = _place(n, bucket_size, TILE)
+    i, there, row = place_of(n, bucket_size, TILE, INSIDE)
     bound = tl.load(largest + row, mask=there, other=0.0)
     exponent = tl.minimum(tl.maximum(bound.to(tl.int32, bitcast=True) >> 23, 1), 254)
     factor = ((255 - exponent) << 23).to(tl.float32, bitcast=True)
@@ -156,11 +146,12 @@ def _round_kernel(
     y,
     codes,
     TILE: tl.constexpr,
+    INSIDE: tl.constexpr,
     BITS: tl.constexpr,
 ):
     """Store codes, and replace y by its size times the level's, or 0 if it has no code."""
     HALF: tl.constexpr = 1 << (BITS - 1)
-    i, there, row = _place(n, bucket_size, TILE)
+    i, there, row = place_of(n, bucket_size, TILE, INSIDE)
     v = tl.load(y + i, mask=there, other=0.0)
     deviation = tl.load(deviations + row, mask=there, other=0.0)
     size = tl.abs(v)
@@ -202,8 +193,9 @@ def _take_kernel(
     values,
     y,
     TILE: tl.constexpr,
+    INSIDE: tl.constexpr,
 ):
-    i, there, row = _place(n, bucket_size, TILE)
+    i, there, row = place_of(n, bucket_size, TILE, INSIDE)
     at, coded = _code_at(i, row, n, bucket_size, kept, kept_last)
     level = tl.load(values + tl.load(codes + at, mask=there & coded, other=0).to(tl.int32))
     value = level * tl.load(weights + row, mask=there, other=0.0)
@@ -211,9 +203,11 @@ def _take_kernel(
 
 
 @kernel
-def _add_kernel(n: tl.int64, bucket_size: tl.int64, y, used, sums, TILE: tl.constexpr):
+def _add_kernel(
+    n: tl.int64, bucket_size: tl.int64, y, used, sums, TILE: tl.constexpr, INSIDE: tl.constexpr
+):
     """Add buckets of y to sums where ``used`` is not 0."""
-    i, there, row = _place(n, bucket_size, TILE)
+    i, there, row = place_of(n, bucket_size, TILE, INSIDE)
     there = there & (tl.load(used + row, mask=there, other=0) != 0)
     before = tl.load(sums + i, mask=there, other=0.0)
     tl.store(sums + i, before + tl.load(y + i, mask=there, other=0.0), mask=there)

@@ -67,7 +67,11 @@ def layout_of(packing: Packing, bucket_size: int, warps: int = WARPS) -> Layout:
     else:
         rows = max(_LEAST_ROWS, 32 // math.gcd(packing.width, 32))
         unit = rows, packing.digits, packing.alphabet, packing.width
-    buckets = buckets_on(bucket_size, 16 * unit[0] * unit[1])
+    coordinates = 16 * unit[0] * unit[1]
+    if bucket_size % coordinates == 0:
+        buckets = ALIGNED.value
+    else:
+        buckets = LONG.value if bucket_size >= coordinates else SHORT.value
     return Layout(packing.digits == 1, *unit, buckets, 2 * warps)
 
 
@@ -78,20 +82,12 @@ def magic(bucket_size: int) -> int:
     return min(-(-(1 << 31) // bucket_size), 1 << 31)
 
 
-def for_each(
-    action: Any, on: torch.Tensor, n: int, bucket_size: int, *args: Any, **constants: Any
-) -> None:
-    """Launch ``action(n, bucket_size, magic, *args, TILE, BUCKETS, **constants)`` on tiles of ``n``
-    coordinates on the device of ``on``."""
-    constants |= {"TILE": _TILE, "BUCKETS": buckets_on(bucket_size, _TILE)}
-    launch(action, -(-n // _TILE), on, n, bucket_size, magic(bucket_size), *args, **constants)
-
-
-def buckets_on(bucket_size: int, tile: int) -> int:
-    """Return how buckets of this size lie on runs of ``tile`` coordinates."""
-    if bucket_size % tile == 0:
-        return ALIGNED.value
-    return LONG.value if bucket_size >= tile else SHORT.value
+def for_each(action: Any, on: torch.Tensor, bucket_size: int, *args: Any, **constants: Any) -> None:
+    """Launch ``action(n, bucket_size, *args, TILE, INSIDE, **constants)`` on tiles of the
+    coordinates of ``on``.
+    """
+    constants |= {"TILE": _TILE, "INSIDE": bucket_size % _TILE == 0}
+    launch(action, -(-on.numel() // _TILE), on, on.numel(), bucket_size, *args, **constants)
 
 
 @triton.jit
@@ -152,12 +148,11 @@ def crossed(place, within, bucket_size, magic, BUCKETS: tl.constexpr):
 
 
 @triton.jit
-def place_of(tile, n, bucket_size, magic, TILE: tl.constexpr, BUCKETS: tl.constexpr):
-    """Return the coordinates' places in the tensor (int64), whether they exist, their buckets
-    (int64), and their places in these (uint32, modulo 2**32). tile: int64.
+def place_of(n, bucket_size, TILE: tl.constexpr, INSIDE: tl.constexpr):
+    """Return the places of a tile's coordinates (int64), whether they exist, and their buckets
+    (int64). INSIDE: a tile lies in one bucket.
     """
-    bucket, within = bucket_under(tile, bucket_size, TILE)
-    place = tl.arange(0, TILE)
-    i = tile * TILE + place
-    over = crossed(place, within, bucket_size, magic, BUCKETS)
-    return i, i < n, bucket + over, (within - over * bucket_size + place).to(tl.uint32)
+    first = tl.program_id(0).to(tl.int64) * TILE
+    i = first + tl.arange(0, TILE)
+    bucket = first // bucket_size + tl.zeros((TILE,), tl.int64) if INSIDE else i // bucket_size
+    return i, i < n, bucket

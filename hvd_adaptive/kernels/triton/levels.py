@@ -1,6 +1,5 @@
-"""Compute a bucket's levels from its coordinates (ORQ paper) in Triton, a warp for each bucket.
-
-Signatures and numbers are the same as in reference/levels.py. torch sorts the buckets.
+"""Compute a bucket's levels from its coordinates (ORQ paper) in Triton, a warp for each bucket;
+torch sorts the buckets.
 """
 
 from __future__ import annotations

@@ -20,46 +20,29 @@ _FULL_TILE = 1 << 12
 _COORDINATES_PER_WARP = 1 << 10
 
 
-def rotate(y: torch.Tensor, numbers: torch.Tensor, stream: int) -> None:
-    """Rotate rows y (float32, (buckets, length), contiguous) in place: see kernels.eden.rotate.
+def rotate(
+    y: torch.Tensor, numbers: torch.Tensor, stream: int, back: bool = False, factor: float = 1.0
+) -> None:
+    """Rotate rows y (float32, (buckets, length), contiguous) in place, or undo it and multiply by
+    ``factor``: see kernels.eden.rotate, which leaves the factor of some H out.
 
     Args:
         numbers: The rows' buckets (int64), on the same device.
     """
-    if block_order(y.shape[1]) == y.shape[1] <= LARGEST:
-        _transform(y, numbers, stream, 1.0, before=True)
+    rows, length = y.shape
+    if block_order(length) == length <= LARGEST:
+        each, warps = tile_of(length)
+        args = y, numbers, rows, signed(stream), factor
+        constants = {"EACH": each, "ORDER": length, "BEFORE": not back, "num_warps": warps}
+        launch(_transform_kernel, -(-rows // each), y, *args, **constants)
         return
-    _flip(y, numbers, stream)
-    eden.rotate(y, back=False)
-
-
-def rotate_back(y: torch.Tensor, numbers: torch.Tensor, stream: int, factor: float) -> None:
-    """Undo a rotation of y in place, and multiply by ``factor``: see kernels.eden.rotate.
-
-    The factor of H is left out if the length is a power of two.
-    """
-    if block_order(y.shape[1]) == y.shape[1] <= LARGEST:
-        _transform(y, numbers, stream, factor, before=False)
-        return
-    eden.rotate(y, back=True)
-    _flip(y, numbers, stream)
-    y *= factor
-
-
-def _transform(
-    y: torch.Tensor, numbers: torch.Tensor, stream: int, factor: float, before: bool
-) -> None:
-    """Transform y, with signs before it, or after it."""
-    rows, order = y.shape
-    each, warps = tile_of(order)
-    args = y, numbers, rows, signed(stream), factor
-    constants = {"EACH": each, "ORDER": order, "BEFORE": before, "num_warps": warps}
-    launch(_transform_kernel, -(-rows // each), y, *args, **constants)
-
-
-def _flip(y: torch.Tensor, numbers: torch.Tensor, stream: int) -> None:
-    n, length = y.numel(), y.shape[1]
-    launch(_flip_kernel, -(-n // _TILE), y, y, numbers, n, length, signed(stream), TILE=_TILE)
+    flips = y, y, numbers, y.numel(), length, signed(stream)
+    if not back:
+        launch(_flip_kernel, -(-y.numel() // _TILE), *flips, TILE=_TILE)
+    eden.rotate(y, back)
+    if back:
+        launch(_flip_kernel, -(-y.numel() // _TILE), *flips, TILE=_TILE)
+        y *= factor
 
 
 @triton.jit

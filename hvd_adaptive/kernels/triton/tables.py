@@ -1,8 +1,4 @@
-"""Quantise to level tables for CUDA tensors, and compute norms, in Triton.
-
-Signatures and integers are the same as in reference/tables.py. Everything is queued on the current
-stream of the tensors' device.
-"""
+"""Quantise to level tables, and compute norms, in Triton."""
 
 from __future__ import annotations
 
@@ -35,7 +31,7 @@ _TILE, _MOST_FUSED = 1024, 1 << 16
 _WARPS_OF_FEW = ((2, 8), (8, 4))
 
 
-def encode(flat, scales, words, bucket_size, norm, table, key, clip=None, summing=False):
+def encode(flat, scales, words, bucket_size, norm, table, key, clip=None):
     rule, numbers, sizes = quantize.rule_of(table, flat.device)
     limits = scales if clip is None else _clip_limits(flat, bucket_size, clip)
     state = (scales, limits, *numbers)
@@ -93,8 +89,8 @@ def _clip_limits(flat: torch.Tensor, bucket_size: int, clip: float) -> torch.Ten
 
 
 def clipped(flat, bucket_size, clip):
-    limits, out, n = _clip_limits(flat, bucket_size, clip), torch.empty_like(flat), flat.numel()
-    for_each(_clip_kernel, flat, n, bucket_size, flat, limits, out)
+    limits, out = _clip_limits(flat, bucket_size, clip), torch.empty_like(flat)
+    for_each(_clip_kernel, flat, bucket_size, flat, limits, out)
     return out
 
 
@@ -177,14 +173,12 @@ def _norms_kernel(
 def _clip_kernel(
     n: tl.int64,
     bucket_size: tl.int64,
-    magic: tl.int64,
     x,
     limits,
     out,
     TILE: tl.constexpr,
-    BUCKETS: tl.constexpr,
+    INSIDE: tl.constexpr,
 ):
-    tile = tl.program_id(0).to(tl.int64)
-    i, there, bucket, _ = place_of(tile, n, bucket_size, magic, TILE, BUCKETS)
+    i, there, bucket = place_of(n, bucket_size, TILE, INSIDE)
     limit = tl.load(limits + bucket, mask=there, other=0.0)
     tl.store(out + i, clamped(tl.load(x + i, mask=there, other=0.0), limit), mask=there)

@@ -19,7 +19,7 @@ _MIX32_A, _MIX32_B = tl.constexpr(random.MIX32_A), tl.constexpr(random.MIX32_B)
 
 def uniforms(coordinates, bucket_size, key, device):
     out = torch.empty(coordinates, dtype=torch.float32, device=device)
-    for_each(_uniforms_kernel, out, coordinates, bucket_size, signed(key), out)
+    for_each(_uniforms_kernel, out, bucket_size, signed(key), out)
     return out
 
 
@@ -27,15 +27,14 @@ def uniforms(coordinates, bucket_size, key, device):
 def _uniforms_kernel(
     n: tl.int64,
     bucket_size: tl.int64,
-    magic: tl.int64,
     stream: tl.int64,
     out,
     TILE: tl.constexpr,
-    BUCKETS: tl.constexpr,
+    INSIDE: tl.constexpr,
 ):
-    tile = tl.program_id(0).to(tl.int64)
-    i, there, bucket, place = place_of(tile, n, bucket_size, magic, TILE, BUCKETS)
+    i, there, bucket = place_of(n, bucket_size, TILE, INSIDE)
     low, high = bucket_key(stream, bucket)
+    place = (i - bucket * bucket_size).to(tl.uint32)
     tl.store(out + i, uniform24(place * COUNTER + low, high), mask=there)
 
 

@@ -18,13 +18,11 @@ from hvd_adaptive.kernels.packing import packing_of
 from hvd_adaptive.kernels.triton.launch import launch
 from hvd_adaptive.kernels.triton.layout import (
     bucket_under,
-    buckets_on,
     coordinate,
     coordinates_left,
     crossed,
     layout_of,
     magic,
-    place_of,
     words_left,
 )
 
@@ -107,41 +105,6 @@ def test_coordinates_buckets_and_words(alphabet: int, bucket: int):
     before = word_count(first * size, alphabet) // 16
     assert words[0].tolist() == [word_count((first + 1) * size, alphabet) // 16 - before] * 16
     assert words[0, 0] + words[1, 0] == word_count(n, alphabet) // 16 - before
-
-
-@triton.jit(do_not_specialize=["tile", "n", "bucket_size", "magic"])
-def probe_tile(
-    out,
-    tile: tl.int64,
-    n: tl.int64,
-    bucket_size: tl.int64,
-    magic: tl.int64,
-    TILE: tl.constexpr,
-    BUCKETS: tl.constexpr,
-):
-    """Of the coordinates of a tile: place_of, -1 if they are not there."""
-    i, there, bucket, place = place_of(tile.to(tl.int64), n, bucket_size, magic, TILE, BUCKETS)
-    at = out + tl.arange(0, TILE) * 3
-    tl.store(at, tl.where(there, i, -1))
-    tl.store(at + 1, bucket)
-    tl.store(at + 2, place.to(tl.int64))
-
-
-@pytest.mark.parametrize("bucket", [1, 100, 512, 3 * (1 << 31) + 1])
-def test_tiles_far_away(bucket: int):
-    """Of kernels that walk over the tiles of a segment."""
-    n, size = FAR + 300, 256
-    tile, out = FAR // size, torch.zeros(256, 3, dtype=torch.int64, device=DEVICE)
-    for k in (0, 1):
-        constants = {"TILE": size, "BUCKETS": buckets_on(bucket, size)}
-        launch(probe_tile, 1, out, out, tile + k, n, bucket, magic(bucket), **constants)
-        for j in (0, 7, 43, 44, 255):
-            i = (tile + k) * size + j
-            own, within = divmod(i, bucket)
-            found = out[j].tolist()
-            assert found[0] == (i if i < n else -1)
-            if i < n:
-                assert found[1:] == [own, within % (1 << 32)]
 
 
 def test_each_coordinate_is_met_once():
