@@ -114,27 +114,18 @@ class PrefixTables:
         return table
 
     @functools.cached_property
-    def quick(self) -> np.ndarray:
-        """Return the decoder's first look-up, uint64 (2**QUICK_BITS,), as ``lookup`` but for
-        QUICK_BITS bits; an entry is 0 if the next code is longer. For a symbol code an entry has
-        all the symbols whose codes these bits hold.
-        """
-        return self._quick[0]
-
-    def pool(self, dtype: np.dtype) -> np.ndarray:
-        """Return the symbols to which ``lookup`` and ``quick`` point as ``dtype``, as bytes, and 16
-        bytes more.
-        """
-        return self._pools[np.dtype(dtype).itemsize]
-
-    @functools.cached_property
     def longest_block(self) -> int:
         """Return the number of symbols of the longest block."""
         return int(np.diff(self.blocks[1]).max())
 
     @functools.cached_property
-    def _quick(self) -> tuple[np.ndarray, np.ndarray]:
-        """Return ``quick``, and the symbols that follow those of ``blocks``."""
+    def quick(self) -> tuple[np.ndarray, np.ndarray]:
+        """Return the decoder's first look-up, uint64 (2**QUICK_BITS,), as ``lookup`` but for
+        QUICK_BITS bits, and the symbols that follow those of ``blocks``.
+
+        An entry is 0 if the next code is longer. For a symbol code an entry has all the symbols
+        whose codes these bits hold.
+        """
         bits, mask = np.arange(1 << QUICK_BITS), (1 << self.width) - 1
         first = self.lookup[bits & mask]
         length = (first & np.uint64(0xFF)).astype(np.int64)
@@ -155,8 +146,11 @@ class PrefixTables:
         return entries, symbols[np.arange(QUICK_BITS) < count[:, None]]
 
     @functools.cached_property
-    def _pools(self) -> dict[int, np.ndarray]:
-        symbols, more = np.concatenate([self.blocks[0], self._quick[1]]), np.zeros(16, np.uint8)
+    def pools(self) -> dict[int, np.ndarray]:
+        """Return the symbols to which ``lookup`` and ``quick`` point, of 1 and of 2 bytes each, as
+        bytes, and 16 bytes more.
+        """
+        symbols, more = np.concatenate([self.blocks[0], self.quick[1]]), np.zeros(16, np.uint8)
         return {
             size: np.concatenate([symbols.astype(kind).view(np.uint8), more])
             for size, kind in ((1, np.uint8), (2, np.uint16))

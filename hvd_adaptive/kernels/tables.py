@@ -126,10 +126,14 @@ def kernel_table(magnitudes: np.ndarray, symmetric: bool) -> KernelTable:
     return KernelTable(packing, rule, lower, start, gap, numbers.astype(np.float32), base, values)
 
 
+def room_of(packing: Packing) -> int:
+    """Return more than the largest code that can be read: a power of two, and at least 16."""
+    return max(16, 1 << (packing.alphabet - 1).bit_length())
+
+
 def padded_values(values: torch.Tensor, packing: Packing) -> torch.Tensor:
-    """Pad rows to the largest code that can be read, and to at least 16."""
-    room = max(16, 1 << packing.width if packing.digits == 1 else packing.alphabet)
-    padded = values.new_full((values.shape[0], room), torch.nan)
+    """Pad rows to ``room_of`` a packing."""
+    padded = values.new_full((values.shape[0], room_of(packing)), torch.nan)
     padded[:, : packing.alphabet] = values
     return padded
 

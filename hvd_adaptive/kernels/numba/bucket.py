@@ -7,10 +7,10 @@ import functools
 import numpy as np
 
 from hvd_adaptive.kernels.numba.codes import chunk_size, store_fixed, store_units
-from hvd_adaptive.kernels.numba.decoder import make_decoder
+from hvd_adaptive.kernels.numba.decoder import addresses, decoder_of
 from hvd_adaptive.kernels.numba.jit import inline, jit
 from hvd_adaptive.kernels.numba.random import STEPS, bucket_key, counter_of, uniform24
-from hvd_adaptive.kernels.packing import BLOCK, LANES, Packing, check_sections, packing_of
+from hvd_adaptive.kernels.packing import BLOCK, LANES, Packing, packing_of
 from hvd_adaptive.kernels.tables import padded_values
 
 _UNIT = np.float32(2.0**-24)
@@ -29,19 +29,11 @@ def cut_codes(flat, cuts, words, bucket_size):
 
 
 def decode_add(payloads, bucket_size, factor, out):
-    packing = packing_of(payloads[0][0].shape[1])
-    count = packing.words(out.numel())
-    check_sections(payloads, "buckets", -(-out.numel() // bucket_size), count)
-    tables = [padded_values(values, packing) for values, _ in payloads]
-    table_at = np.array([table.data_ptr() for table in tables], dtype=np.int64)
-    word_at = np.array([words.data_ptr() for _, words in payloads], dtype=np.int64)
-    room = tables[0].shape[1]
-    factor, values = np.float32(factor), _NO_VALUES
-    decoder = _decoder(True, False, 0, packing)
-    decoder(table_at, word_at, count, bucket_size, room, values, factor, True, out.numpy())
-
-
-_decoder = functools.cache(make_decoder)
+    n, packing = out.numel(), packing_of(payloads[0][0].shape[1])
+    pairs = [(padded_values(values, packing), words) for values, words in payloads]
+    sections = addresses(pairs, "buckets", -(-n // bucket_size), packing.words(n))
+    own = pairs[0][0].shape[1], _NO_VALUES, np.float32(factor), True
+    decoder_of(True, False, packing)(*sections, bucket_size, *own, out.numpy())
 
 
 @inline
@@ -62,62 +54,43 @@ def _scaled(levels, base, gap):
 
 
 @inline
-def _odd(counter, high):
-    """Return k | 1 for the coordinate's integer k."""
-    return np.float32(np.int32(np.int32(uniform24(counter, high)) | np.int32(1)))
+def _odd(j, offset, high):
+    """Return k | 1 for the integer k of coordinate j of a run."""
+    k = uniform24(np.uint32(STEPS[j] + offset), high)
+    return np.float32(np.int32(np.int32(k) | np.int32(1)))
 
 
 @inline
-def _pick4(x, u, b0, b1, b2, b3, g0, g1, g2, g3, c0, c1, c2, c3, c4):
-    """Return the code after the last of four thresholds that x exceeds."""
-    c = c1 if x - b0 > u * g0 else c0
-    c = c2 if x - b1 > u * g1 else c
-    c = c3 if x - b2 > u * g2 else c
-    return c4 if x - b3 > u * g3 else c
-
-
-@inline
-def _count_one(run, factor, offset, high, base, gap, part):
+def _compare(run, factor, offset, high, base, gap, part):
+    """Set codes of coordinates that exceed the only threshold to 1, others to 0."""
     b0, g0 = base[0], gap[0]
     for j in range(run.size):
-        u = _odd(np.uint32(STEPS[j] + offset), high)
-        part[j] = np.uint32(run[j] * factor - b0 > u * g0)
+        part[j] = np.uint32(run[j] * factor - b0 > _odd(j, offset, high) * g0)
 
 
 @inline
-def _count_four(run, factor, offset, high, base, gap, ladder, us, part):
-    """Count the first four thresholds; keep the random numbers."""
-    b0, b1, b2, b3 = base[0], base[1], base[2], base[3]
-    g0, g1, g2, g3 = gap[0], gap[1], gap[2], gap[3]
-    c0, c1, c2, c3, c4 = ladder[0], ladder[1], ladder[2], ladder[3], ladder[4]
+def _count(run, factor, us, base, gap, t, part):
+    """Set codes of coordinates that exceed thresholds t + 1 to t + 4 to the last one's number."""
+    b0, b1, b2, b3 = base[t], base[t + 1], base[t + 2], base[t + 3]
+    g0, g1, g2, g3 = gap[t], gap[t + 1], gap[t + 2], gap[t + 3]
+    c1, c2, c3, c4 = np.uint32(t + 1), np.uint32(t + 2), np.uint32(t + 3), np.uint32(t + 4)
     for j in range(run.size):
-        u = _odd(np.uint32(STEPS[j] + offset), high)
-        us[j] = u
-        part[j] = _pick4(run[j] * factor, u, b0, b1, b2, b3, g0, g1, g2, g3, c0, c1, c2, c3, c4)
-
-
-@inline
-def _count_on(run, factor, base, gap, ladder, us, part):
-    """Count four more thresholds."""
-    b0, b1, b2, b3 = base[0], base[1], base[2], base[3]
-    g0, g1, g2, g3 = gap[0], gap[1], gap[2], gap[3]
-    c1, c2, c3, c4 = ladder[1], ladder[2], ladder[3], ladder[4]
-    for j in range(run.size):
-        x, u, c0 = run[j] * factor, us[j], part[j]
-        part[j] = _pick4(x, u, b0, b1, b2, b3, g0, g1, g2, g3, c0, c1, c2, c3, c4)
+        x, u = run[j] * factor, us[j]
+        c = c1 if x - b0 > u * g0 else part[j]
+        c = c2 if x - b1 > u * g1 else c
+        c = c3 if x - b2 > u * g2 else c
+        part[j] = c4 if x - b3 > u * g3 else c
 
 
 @functools.cache
 def _rounder(packing: Packing):
     chunk = chunk_size(packing)
     alphabet, digits, width = packing
-    thresholds = alphabet - 1
-    room = -(-thresholds // 4) * 4
 
     @jit
     def round_codes(x, levels, words, bucket_size, stream):
         codes, units = np.empty(chunk, np.uint32), np.empty(LANES, np.uint32)
-        us, ladder = np.empty(chunk, np.float32), np.arange(room + 1).astype(np.uint32)
+        us, room = np.empty(chunk, np.float32), (alphabet + 2) // 4 * 4
         base, gap = np.empty(room, np.float32), np.empty(room, np.float32)
         for b in range(levels.shape[0]):
             begin = b * bucket_size
@@ -128,15 +101,15 @@ def _rounder(packing: Packing):
             while i < end:
                 at = i % chunk
                 stop = min(end, i - at + chunk)
+                run, part = x[i:stop], codes[at : at + stop - i]
                 offset = counter_of(i - begin, low)
-                part = codes[at : at + stop - i]
-                run = x[i:stop]
-                if thresholds == 1:
-                    _count_one(run, factor, offset, high, base, gap, part)
+                if alphabet == 2:
+                    _compare(run, factor, offset, high, base, gap, part)
                 else:
-                    _count_four(run, factor, offset, high, base, gap, ladder, us, part)
-                    for t in range(4, room, 4):
-                        _count_on(run, factor, base[t:], gap[t:], ladder[t:], us, part)
+                    for j in range(run.size):
+                        us[j], part[j] = _odd(j, offset, high), np.uint32(0)
+                    for t in range(0, room, 4):
+                        _count(run, factor, us, base, gap, t, part)
                 if stop % chunk == 0 or stop == x.size:
                     index = (stop - 1) // chunk
                     rest = stop - index * chunk

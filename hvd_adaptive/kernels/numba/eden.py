@@ -10,11 +10,12 @@ import numpy as np
 from hvd_adaptive.kernels.constants import NORM_LANES, SMALLEST_NORM
 from hvd_adaptive.kernels.eden import APART, Buckets, Levels, shared_streams
 from hvd_adaptive.kernels.numba.codes import store_block, store_tail
+from hvd_adaptive.kernels.numba.decoder import addresses
 from hvd_adaptive.kernels.numba.eden_decoder import decoder_of
 from hvd_adaptive.kernels.numba.jit import inline, jit
 from hvd_adaptive.kernels.numba.rotation import aligned, factors_of, flip, rotate
 from hvd_adaptive.kernels.numba.scan import add_lanes, largest_bits, norm_of
-from hvd_adaptive.kernels.packing import BLOCK, LANES, check_sections, packing_of
+from hvd_adaptive.kernels.packing import BLOCK, LANES, packing_of
 
 _SMALLEST, _INFINITE = np.float32(SMALLEST_NORM), np.uint32(0x7F800000)
 _NEVER = np.float32(np.inf)
@@ -48,13 +49,9 @@ def _positive(levels: Levels) -> tuple[np.ndarray, np.ndarray]:
 
 def decode_add(payloads, bucket_size, levels, shared, owns, out):
     buckets = Buckets(out.numel(), bucket_size)
-    codes = levels.codes(buckets.codes, bucket_size)
-    count = packing_of(1 << levels.bits).words(codes)
-    check_sections(payloads, "buckets", buckets.count, count)
+    count = packing_of(1 << levels.bits).words(levels.codes(buckets.codes, bucket_size))
     decoder_of(levels.bits)(
-        np.array([scales.data_ptr() for scales, _ in payloads], dtype=np.int64),
-        np.array([words.data_ptr() for _, words in payloads], dtype=np.int64),
-        count,
+        *addresses(payloads, "buckets", buckets.count, count),
         bucket_size,
         buckets.last,
         (levels.kept(bucket_size), levels.kept(buckets.last)),
@@ -89,18 +86,9 @@ def _load(x, y):
 @inline
 def _pick(y, half, t, v):
     """Return the code of y, and the size of its level: ``half`` is a constant of at most 8."""
-    size = np.abs(y)
-    m, level = np.uint32(0), v[0]
-    if half >= 2:
-        m, level = (np.uint32(1), v[1]) if size >= t[0] else (m, level)
-    if half >= 4:
-        m, level = (np.uint32(2), v[2]) if size >= t[1] else (m, level)
-        m, level = (np.uint32(3), v[3]) if size >= t[2] else (m, level)
-    if half >= 8:
-        m, level = (np.uint32(4), v[4]) if size >= t[3] else (m, level)
-        m, level = (np.uint32(5), v[5]) if size >= t[4] else (m, level)
-        m, level = (np.uint32(6), v[6]) if size >= t[5] else (m, level)
-        m, level = (np.uint32(7), v[7]) if size >= t[6] else (m, level)
+    size, m, level = np.abs(y), np.uint32(0), v[0]
+    for k in range(1, half):
+        m, level = (np.uint32(k), v[k]) if size >= t[k - 1] else (m, level)
     code = np.uint32(np.uint32(half - 1) - m) if y < 0 else np.uint32(np.uint32(half) + m)
     return code, size * level
 

@@ -13,14 +13,15 @@ from numba.extending import intrinsic
 
 from hvd_adaptive.kernels.eden import APART
 from hvd_adaptive.kernels.numba.codes import load_fixed
-from hvd_adaptive.kernels.numba.decoder import add_small, pointer
-from hvd_adaptive.kernels.numba.jit import inline, jit
+from hvd_adaptive.kernels.numba.decoder import pointer
+from hvd_adaptive.kernels.numba.jit import jit
 from hvd_adaptive.kernels.numba.lanes import FLOATS, INTS, LONG, Lanes, emitted
+from hvd_adaptive.kernels.numba.permute import add_values, entries_of
 from hvd_adaptive.kernels.numba.rotation import add_rotated_back, aligned, flip, rotate, times
 from hvd_adaptive.kernels.packing import BLOCK, LANES, QUARTER, QUARTERS, ROWS
 
 MOST_BITS = 4  # of codes whose 16 levels fill one register
-_ONE = np.float32(1)
+_ZERO, _ONE = np.float32(0), np.float32(1)
 
 
 @intrinsic(prefer_literal=True)
@@ -35,15 +36,9 @@ def take_block(typingctx, words, values, scale, y, begin, bits):
     def emit(lanes, args, source, levels, target):
         factor = lanes.spread(args[2])
         table = lanes.builder.fmul(lanes.load(levels.data, LONG(0), FLOATS), factor)
-        if lanes.entries:
-            held = lanes.registers(table)[: max(1, (1 << count) // lanes.entries)]
-        else:
-            held = _spread_entries(lanes, table, 1 << count)
+        held = lanes.registers(table)[: lanes.registers_of(1 << count)]
         for place, shift, value in _rows(lanes, source.data, count):
-            if lanes.entries:
-                level = lanes.look_up(held, lanes.shifted(value, -shift))
-            else:
-                level = _select(lanes, held, value, shift)
+            level = lanes.look_up(held, lanes.shifted(value, -shift))
             lanes.store(level, target.data, lanes.builder.add(args[4], LONG(place)))
 
     return emitted(signature, emit, 0, 1, 3)
@@ -63,36 +58,10 @@ def _rows(lanes: Lanes, source: ir.Value, bits: int) -> Iterator[tuple[int, int,
             yield quarter * QUARTER + row * LANES, shift, value
 
 
-def _spread_entries(lanes: Lanes, table: ir.Value, count: int) -> list[ir.Value]:
-    index = ir.IntType(32)
-    return [lanes.spread(lanes.builder.extract_element(table, index(k))) for k in range(count)]
-
-
-def _select(lanes: Lanes, entries: list[ir.Value], value: ir.Value, shift: int) -> ir.Value:
-    """Return entries[code], by selections on the code's bits, the lowest first."""
-    builder, bit = lanes.builder, shift
-    while len(entries) > 1:
-        is_set = builder.icmp_signed("<", lanes.shifted(value, 31 - bit), lanes.integers(0))
-        pairs = zip(entries[::2], entries[1::2], strict=True)
-        entries = [builder.select(is_set, high, low) for low, high in pairs]
-        bit += 1
-    return entries[0]
-
-
-@inline
-def _take(part, scale, alphabet, values, y):
-    """Set y to the codes' levels times scale."""
-    if alphabet <= 16:
-        y[:] = np.float32(0)
-        add_small(part, scale, alphabet, values, y)
-    else:
-        for i in range(y.size):
-            y[i] = values[np.uint64(part[i])] * scale
-
-
 @functools.cache
 def decoder_of(bits: int):
     alphabet = 1 << bits
+    held = entries_of(alphabet) if bits <= MOST_BITS else 0
 
     @jit
     def decode(scale_at, word_at, count, size, last, kept, values, shared, owns, factors, out):
@@ -145,7 +114,11 @@ def decoder_of(bits: int):
                                 packed = words[(b * kept[0] + begin) // BLOCK * bits * LANES :]
                                 take_block(packed, padded, scale, y, begin, numba.literally(bits))
                         else:
-                            _take(part, scale, alphabet, padded, y[: kept[kind]])
+                            coded = y[: kept[kind]]
+                            for i in range(coded.size):
+                                coded[i] = _ZERO if held else padded[np.uint64(part[i])] * scale
+                            if held:
+                                add_values(part, scale, padded, coded, held)
                         for i in range(kept[kind], length):
                             y[i] = np.float32(0)
                     root = factors[kind, 0]

@@ -109,63 +109,17 @@ def _run(lanes: Lanes, data: ir.Value, begin: ir.Value) -> list[tuple[ir.Value, 
 
 
 @inline
-def _radix2(a, b):
-    for i in range(a.size):
-        x, y = a[i], b[i]
-        a[i] = x + y
-        b[i] = x - y
-
-
-@inline
-def _radix4(a, b, c, d):
-    """Apply strides 2 s, then s, to four neighbouring runs of s floats."""
-    for i in range(a.size):
-        w, x, y, z = a[i], b[i], c[i], d[i]
-        p, q, r, t = w + y, x + z, w - y, x - z
-        a[i] = p + q
-        b[i] = p - q
-        c[i] = r + t
-        d[i] = r - t
-
-
-@inline
-def _butterflies(y, top, least):
-    """Apply strides top/2, top/4, ..., least to every ``top`` floats."""
-    stride = top // 2
-    while stride > least:
-        half = stride // 2
+def _butterflies(y, least):
+    """Apply strides y.size/2, y.size/4, ..., least."""
+    stride = y.size // 2
+    while stride >= least:
         for at in range(0, y.size, 2 * stride):
-            _radix4(
-                y[at : at + half],
-                y[at + half : at + stride],
-                y[at + stride : at + stride + half],
-                y[at + stride + half : at + 2 * stride],
-            )
-        stride //= 4
-    if stride == least:
-        for at in range(0, y.size, 2 * stride):
-            _radix2(y[at : at + stride], y[at + stride : at + 2 * stride])
-
-
-@intrinsic
-def _add_four(typingctx, total, columns, run, row, lane):
-    """Add columns[row + q, lane + l] * run[row + q] to total[lane + l] for 16 lanes l and q = 0 ...
-    3, one q after another.
-    """
-
-    def emit(lanes, args, target, matrix, source):
-        builder = lanes.builder
-        width = builder.extract_value(matrix.shape, 1)
-        sums = lanes.load(target.data, args[4], FLOATS)
-        for q in range(4):
-            index = builder.add(args[3], LONG(q))
-            place = builder.add(builder.mul(index, width), args[4])
-            column = lanes.load(matrix.data, place, FLOATS)
-            value = lanes.spread(builder.load(builder.gep(source.data, [index])))
-            sums = builder.fadd(sums, builder.fmul(column, value))
-        lanes.store(sums, target.data, args[4])
-
-    return emitted(types.void(total, columns, run, types.intp, types.intp), emit, 0, 1, 2)
+            a, b = y[at : at + stride], y[at + stride : at + 2 * stride]
+            for i in range(stride):
+                v, w = a[i], b[i]
+                a[i] = v + w
+                b[i] = v - w
+        stride //= 2
 
 
 @inline
@@ -175,9 +129,11 @@ def _multiply(y, columns, total):
     for at in range(0, y.size, m):
         run = y[at : at + m]
         total[:] = np.float32(0)
-        for lane in range(0, total.size, WIDTH):
-            for row in range(0, m, 4):
-                _add_four(total, columns, run, row, lane)
+        for q in range(0, m, 4):
+            a, b, c, d = run[q], run[q + 1], run[q + 2], run[q + 3]
+            for i in range(total.size):
+                half = total[i] + columns[q, i] * a + columns[q + 1, i] * b
+                total[i] = half + columns[q + 2, i] * c + columns[q + 3, i] * d
         for i in range(m):
             run[i] = total[i]
 
@@ -199,10 +155,10 @@ def apply(y, columns, total):
     """
     m = len(columns)
     if m > 1:
-        _butterflies(y, y.size, m)
+        _butterflies(y, m)
         _multiply(y, columns, total)
     elif y.size < RUN:
-        _butterflies(y, y.size, 1)
+        _butterflies(y, 1)
     else:
         transform(y)
 

@@ -66,9 +66,9 @@ def decode_two(
 
 def _tables(book: PrefixTables, symbols: np.ndarray) -> tuple:
     """Return what ``_decode`` reads, from quick to longest."""
-    size, pool = symbols.itemsize, book.pool(symbols.dtype)
+    size = symbols.itemsize
     longest = max(book.longest_block, QUICK_BITS) * size
-    return book.quick, book.lookup, np.int64(book.width), pool, size, longest
+    return book.quick[0], book.lookup, np.int64(book.width), book.pools[size], size, longest
 
 
 @inline

@@ -32,10 +32,16 @@ ENTRIES = _entries_of_a_register()
 
 
 class Lanes:
-    """Emit operations on 16 lanes, and look-ups in tables of ``entries`` numbers a register."""
+    """Emit operations on 16 lanes, and look-ups in tables of ``entries`` numbers a register; each
+    register has one number if ``entries`` is 0.
+    """
 
     def __init__(self, builder: ir.IRBuilder) -> None:
         self.builder, self.entries = builder, ENTRIES
+
+    def registers_of(self, count: int) -> int:
+        """Return how many registers hold ``count`` entries, a power of two."""
+        return max(1, count // max(1, self.entries))
 
     def spread(self, scalar: ir.Value) -> ir.Value:
         kind = ir.VectorType(scalar.type, WIDTH)
@@ -79,15 +85,20 @@ class Lanes:
         return [register for vector in vectors for register in self.registers(vector)]
 
     def registers(self, table: ir.Value) -> list[ir.Value]:
-        """Return 16 floats as registers."""
+        """Return 16 floats as registers, without permutations each in a vector of its own."""
         if self.entries == WIDTH:
             return [table]
-        return self._halves(table)
+        if self.entries:
+            return self._halves(table)
+        entries = (self.builder.extract_element(table, INT(k)) for k in range(WIDTH))
+        return [self.spread(entry) for entry in entries]
 
     def look_up(self, registers: list[ir.Value], index: ir.Value) -> ir.Value:
         """Return entry ``index`` (its low bits) of a table in a power of two of registers."""
         if self.entries == WIDTH:
             return self._look_up_16(registers, index)
+        if not self.entries:
+            return self._select(registers, index)
         found = [self._look_up_8(registers, half) for half in self._halves(index)]
         return self.builder.shuffle_vector(*found, ir.Constant(INTS, list(range(WIDTH))))
 
@@ -121,6 +132,14 @@ class Lanes:
         sign = b.shl(index, ir.Constant(_EIGHT_INTS, [shift] * 8))
         upper = b.icmp_signed("<", sign, ir.Constant(_EIGHT_INTS, [0] * 8))
         return b.select(upper, high, low)
+
+    def _select(self, entries: list[ir.Value], index: ir.Value) -> ir.Value:
+        """Return entries[index], by selections on the index's bits, the lowest first."""
+        for bit in range(len(entries).bit_length() - 1):
+            is_set = self.builder.icmp_signed("<", self.shifted(index, 31 - bit), self.integers(0))
+            pairs = zip(entries[::2], entries[1::2], strict=True)
+            entries = [self.builder.select(is_set, high, low) for low, high in pairs]
+        return entries[0]
 
     def _halves(self, vector: ir.Value) -> list[ir.Value]:
         halves = (range(8), range(8, 16))

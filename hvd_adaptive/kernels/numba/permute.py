@@ -3,8 +3,9 @@
 LLVM by itself would count for 8 coordinates at a time on AVX-512, and not for 16. Counting
 thresholds costs four instructions each, and look-ups in memory do not vectorise; but a
 permutation looks up every lane of a vector in a table of 8 entries (AVX2), or of 16 or 32
-(AVX-512). Numba compiles no such loop by itself, since LLVM does not find the permutation, so the
-loops over 16 coordinates are written in LLVM's language.
+(AVX-512); other processors select a value by the bits of its code. Numba compiles no such loop by
+itself, since LLVM does not find the permutation, so the loops over 16 coordinates are written in
+LLVM's language.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ AT = types.Tuple((types.float32, types.uint32, types.uint32, types.uint32))
 # Fewer thresholds are counted faster. More thresholds, and more values, are looked up in memory.
 FEWEST_THRESHOLDS = 5
 MOST_THRESHOLDS = {16: 128, 8: 32, 0: 0}[ENTRIES]
-MOST_VALUES = {16: 128, 8: 32, 0: 0}[ENTRIES]
+MOST_VALUES = {16: 128, 8: 32, 0: 16}[ENTRIES]
 
 
 def tables(lower: np.ndarray, start: np.ndarray, gap: np.ndarray, depth: int) -> np.ndarray:
@@ -148,13 +149,21 @@ def permuted(typingctx, run, steps, part, at, tree, first, depth):
     return emitted(signature, emit, 4, 0, 1, 2)
 
 
+def entries_of(values: int) -> int:
+    """Return the size of the table in which ``add_values`` looks up so many values; 0 if they are
+    too many.
+    """
+    size = 1 << (values - 1).bit_length()
+    return max(size, ENTRIES) if size <= MOST_VALUES else 0
+
+
 @intrinsic(prefer_literal=True)
-def add_permuted(typingctx, part, scale, values, target, entries):
+def add_values(typingctx, part, scale, values, target, entries):
     """Add ``values[code] * scale`` to the first ``target.size // 16 * 16`` coordinates of
     ``target``; return their number.
 
-    entries: a constant, a power of two from ENTRIES to MOST_VALUES. part: codes below ``entries``.
-    values: so many, and at least 16.
+    entries: a constant, the result of ``entries_of``. part: codes below ``entries``. values: so
+    many, and at least 16.
     """
     count = entries.literal_value
     signature = types.int64(part, types.float32, values, target, entries)
@@ -162,7 +171,7 @@ def add_permuted(typingctx, part, scale, values, target, entries):
     def emit(lanes, args, codes, values, target):
         builder, sums = lanes.builder, target.data
         factor, *_ = lanes.registers(lanes.spread(args[1]))
-        held = lanes.load_table(values.data, 0, count)[: count // lanes.entries]
+        held = lanes.load_table(values.data, 0, count)[: lanes.registers_of(count)]
         table = [builder.fmul(register, factor) for register in held]
         length = builder.extract_value(target.shape, 0)
         done = builder.and_(length, LONG(-WIDTH))

@@ -6,7 +6,7 @@ import functools
 
 import numpy as np
 
-from hvd_adaptive.kernels.eden import APART, SPAN, block_order
+from hvd_adaptive.kernels.eden import APART, SPAN, block_order, weight_of
 from hvd_adaptive.kernels.numba.hadamard import RUN, add_last_butterflies, long_strides, transform
 from hvd_adaptive.kernels.numba.jit import inline, outline
 from hvd_adaptive.kernels.numba.random import bucket_key, counter_of, mixed
@@ -17,15 +17,13 @@ _LINE = 64  # bytes of a cache line, and of a vector register
 
 @functools.lru_cache(maxsize=256)
 def factors_of(size: int, last: int, rotations: int) -> np.ndarray:
-    """Return a row for whole buckets, and one for the partial bucket.
-
-    It holds m**-0.5, the weight of S after so many rotations without factors, and length**-0.5.
+    """Return a row for whole buckets, and one for the partial bucket: m**-0.5, the weight of S
+    after so many rotations, and length**-0.5.
     """
-    rows = []
-    for length in (size, max(last, 1)):
-        m = block_order(length)
-        weight = float(length) ** (-rotations / 2) if m == length else 1.0
-        rows.append((m**-0.5, weight, length**-0.5))
+    rows = [
+        (block_order(length) ** -0.5, weight_of(length, rotations), length**-0.5)
+        for length in (size, max(last, 1))
+    ]
     return np.array(rows, dtype=np.float32)
 
 

@@ -8,46 +8,34 @@ from collections.abc import Callable
 import numpy as np
 import torch
 
-from hvd_adaptive.kernels.checksum import LANES as CHECK_LANES
-from hvd_adaptive.kernels.checksum import BlockSums
-from hvd_adaptive.kernels.numba import decoder, encoder, permute, scan
+from hvd_adaptive.kernels.numba import encoder, permute, scan
+from hvd_adaptive.kernels.numba.decoder import addresses, decoder_of
 from hvd_adaptive.kernels.numba.jit import jit
-from hvd_adaptive.kernels.numba.lanes import WIDTH
-from hvd_adaptive.kernels.packing import check_sections
-from hvd_adaptive.kernels.tables import CELL_BASE, CELL_SHIFT, KernelTable, interval_ends
+from hvd_adaptive.kernels.tables import CELL_BASE, CELL_SHIFT, KernelTable, interval_ends, room_of
 
 _MOST_COUNTED = 16  # thresholds, where they are not looked up in registers
 _CELL_SHIFT, _CELL_BASE = np.int32(CELL_SHIFT), np.int32(CELL_BASE)
 _DIRECT = {"uniform": encoder.UNIFORM, "exponential": encoder.EXPONENTIAL}
 
 
-def encode(flat, scales, words, bucket_size, norm, table, key, clip=None, summing=False):
+def encode(flat, scales, words, bucket_size, norm, table, key, clip=None):
     encoder, arrays = _prepared(table)
-    sums = np.zeros(CHECK_LANES if summing else 0, np.uint32)
-    summed = np.zeros(2, np.int64)
     encoder(
         flat.numpy(),
         scales.numpy(),
         words.numpy().view(np.uint32),
-        sums,
-        summed,
         bucket_size,
         norm == "linf",
         clip or 0.0,
         np.uint64(key),
         arrays,
     )
-    size = 4 * (scales.numel() + words.numel())
-    return BlockSums(size, sums, summed) if summing else None
 
 
 def decode_add(payloads, bucket_size, table, factor, out, add=True):
-    count = table.packing.words(out.numel())
-    check_sections(payloads, "scales", -(-out.numel() // bucket_size), count)
-    scales = np.array([s.data_ptr() for s, _ in payloads], dtype=np.int64)
-    words = np.array([w.data_ptr() for _, w in payloads], dtype=np.int64)
-    decoder, values = _levels(table)
-    decoder(scales, words, count, bucket_size, 1, values, np.float32(factor), add, out.numpy())
+    n, (decoder, values) = out.numel(), _levels(table)
+    sections = addresses(payloads, "scales", -(-n // bucket_size), table.packing.words(n))
+    decoder(*sections, bucket_size, 1, values, np.float32(factor), add, out.numpy())
 
 
 def histogram(bucket, scale):
@@ -70,22 +58,14 @@ def variances(
 
 
 _NO_CELLS, _NO_TREE = np.zeros(1, np.uint8), np.zeros(1, np.float32)
-_encoder = functools.cache(encoder.make_encoder)
-_decoder = functools.cache(decoder.make_decoder)
 
 
 @functools.lru_cache(maxsize=64)
 def _levels(table: KernelTable) -> tuple[Callable, np.ndarray]:
-    """Return the decoder of a table's packing, and the table's values in the decoder's form: a
-    power of two, so that whole registers can hold them.
-    """
-    uniform = table.rule == "uniform"
-    size = 1 << (len(table.values) - 1).bit_length()
-    permutes = size <= permute.MOST_VALUES and not uniform
-    values = np.zeros(max(size, WIDTH), np.float32)
+    """Return the decoder of a table's packing, and the table's values in whole registers."""
+    values = np.zeros(room_of(table.packing), np.float32)
     values[: len(table.values)] = table.values
-    entries = max(size, permute.ENTRIES) if permutes else 0
-    return _decoder(False, uniform, entries, table.packing), values
+    return decoder_of(False, table.rule == "uniform", table.packing), values
 
 
 @functools.lru_cache(maxsize=64)
@@ -103,7 +83,7 @@ def _prepared(table: KernelTable) -> tuple[Callable, tuple]:
     lower = np.append(table.lower, np.float32(np.inf))
     cells = (table.search, table.corrections) if rule == encoder.SEARCH else (_NO_CELLS, 0)
     shared = table.start, table.gap, lower, np.uint32(table.base), table.thresholds, table.numbers
-    return _encoder(rule, depth, table.packing), (*shared, *cells, tree)
+    return encoder.encoder_of(rule, depth, table.packing), (*shared, *cells, tree)
 
 
 @jit

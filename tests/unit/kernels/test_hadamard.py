@@ -96,15 +96,6 @@ def test_large_transforms_are_their_own_inverse(order):
     np.testing.assert_allclose(twice, x, atol=1e-5)
 
 
-def test_first_rows_repeat_the_folded_matrix():
-    """What the pruned transform rests on."""
-    for order, rows in ((64, 5), (96, 13), (384, 100), (320, 1)):
-        size = hadamard.kept(order, rows)
-        assert rows <= size < 2 * max(rows, hadamard.base_order(order))
-        top = hadamard_matrix(order)[:rows]
-        assert np.array_equal(top, np.tile(top[:, :size], order // size))
-
-
 def test_bases_cannot_be_changed():
     with pytest.raises(ValueError, match="read-only"):
         hadamard.base(12)[0, 0] = -1

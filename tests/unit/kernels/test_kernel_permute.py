@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 
-from hvd_adaptive.kernels.numba import eden_decoder, lanes, permute, random
+from hvd_adaptive.kernels.numba import decoder, eden_decoder, lanes, permute, random
 from hvd_adaptive.kernels.numba import tables as cpu
 from hvd_adaptive.kernels.packing import BLOCK, packing_of
 from hvd_adaptive.kernels.reference import tables as reference
@@ -15,9 +15,14 @@ from hvd_adaptive.kernels.reference.codes import pack_codes
 from hvd_adaptive.kernels.tables import kernel_table
 
 
+def forget() -> None:
+    for prepared in (cpu._prepared, cpu._levels, decoder.decoder_of):
+        prepared.cache_clear()
+
+
 @pytest.fixture
 def plain(monkeypatch):
-    """A processor without permutations; any use of them fails to compile."""
+    """Look-ups in memory; any others fail to compile."""
 
     def refuse(*args):
         raise AssertionError("permutations in code for a processor without them")
@@ -25,20 +30,22 @@ def plain(monkeypatch):
     monkeypatch.setattr(permute, "MOST_THRESHOLDS", 0)
     monkeypatch.setattr(permute, "MOST_VALUES", 0)
     monkeypatch.setattr(lanes.Lanes, "look_up", refuse)
-    cpu._prepared.cache_clear()
-    cpu._levels.cache_clear()
+    forget()
     yield
-    cpu._prepared.cache_clear()
-    cpu._levels.cache_clear()
+    forget()
 
 
-@pytest.fixture(params=(8, 16))
+@pytest.fixture
 def entries(request, monkeypatch) -> int:
     """Entries of a register; a processor with AVX-512 also has the permutations of AVX2."""
     if request.param > lanes.ENTRIES:
         pytest.skip(f"this processor looks up {lanes.ENTRIES} entries at once")
     monkeypatch.setattr(lanes, "ENTRIES", request.param)
     return request.param
+
+
+with_permutations = pytest.mark.parametrize("entries", (8, 16), indirect=True)
+with_all = pytest.mark.parametrize("entries", (0, 8, 16), indirect=True)
 
 
 def codes(module, flat: torch.Tensor, bucket: int, table) -> tuple[list, list]:
@@ -78,6 +85,7 @@ def test_the_tree_finds_every_interval(depth):
             assert node - size == np.count_nonzero(lower[1:count] < np.float32(r))
 
 
+@with_permutations
 @pytest.mark.parametrize("depth", (1, 3, 4, 5))
 def test_codes_are_those_of_comparisons(depth, entries):
     draw = np.random.default_rng(depth)
@@ -113,6 +121,7 @@ def test_codes_are_those_of_comparisons(depth, entries):
     assert not found[done:].any()
 
 
+@with_all
 @pytest.mark.parametrize("size", (8, 16, 64))
 def test_values_are_those_of_codes(size, entries):
     draw = np.random.default_rng(size)
@@ -124,7 +133,7 @@ def test_values_are_those_of_codes(size, entries):
     @numba.njit
     def add(codes, values, sums):
         scale, literal = np.float32(1.7), numba.literally(held)
-        return permute.add_permuted(codes, scale, values, sums, literal)
+        return permute.add_values(codes, scale, values, sums, literal)
 
     sums = np.ones(100, np.float32)
     assert add(codes, values, sums) == 96
@@ -133,13 +142,10 @@ def test_values_are_those_of_codes(size, entries):
     assert (sums[96:] == 1).all()
 
 
-@pytest.mark.parametrize("entries", (0, 8, 16))
+@with_all
 @pytest.mark.parametrize("bits", range(1, eden_decoder.MOST_BITS + 1))
-def test_levels_of_a_block(bits, entries, monkeypatch):
+def test_levels_of_a_block(bits, entries):
     """Of packed codes, by permutations and, for other processors, by selections."""
-    if entries > lanes.ENTRIES:
-        pytest.skip(f"this processor looks up {lanes.ENTRIES} entries at once")
-    monkeypatch.setattr(lanes, "ENTRIES", entries)
 
     @numba.njit
     def taken(words, values, scale, y):
