@@ -61,11 +61,11 @@ def test_bodies_add_the_values_of_their_integers(kind: str, n: int, bucket: int,
 @pytest.mark.parametrize("alphabet", (2, 3, 8, 256))
 @pytest.mark.parametrize("backend", ("reference", "numba", "triton"))
 def test_bare_codes(backend: str, alphabet: int):
-    packing, kernels = packing_of(alphabet), module(backend, "codes")
-    generator = torch.Generator().manual_seed(1)
+    packing, generator = packing_of(alphabet), torch.Generator().manual_seed(1)
     codes = torch.randint(0, alphabet, (1207,), generator=generator, dtype=torch.uint8)
     words = torch.full((packing.words(1207),), 0x555, dtype=torch.int32)
     own, words, found = placed(backend, codes, words, torch.empty_like(codes))
+    kernels = module(backend, "codes")
     kernels.pack(own, packing, words)
     assert torch.equal(words.cpu(), pack_codes(codes.to(torch.int64), packing))
     kernels.unpack(words, packing, found)

@@ -9,8 +9,10 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from kernel_cases import placed
 from unit_oracles import word_checksum
 
+from hvd_adaptive.kernels import module
 from hvd_adaptive.kernels.numba import checksum as cpu_checksum
 from hvd_adaptive.kernels.reference import checksum as reference_checksum
 
@@ -41,19 +43,22 @@ def test_row_and_block_boundaries(count):
     check(values.tolist(), 7)
 
 
-@pytest.mark.parametrize("module", (cpu_checksum, reference_checksum), ids=("cpu", "reference"))
+@pytest.mark.parametrize("backend", ("numba", "reference", "triton"))
 @pytest.mark.parametrize("seed", (0, 2**32 - 1, None))
-def test_seal_writes_header_and_checksum_alone(module, seed):
+def test_seal_writes_header_and_checksum_alone(backend, seed):
     generator = np.random.default_rng(3)
     payload = generator.integers(0, 256, 96 + 8 * 2100, dtype=np.uint8)
     header = generator.integers(0, 256, 96, dtype=np.uint8).tobytes()
     body = payload[96:].tobytes()
     want = word_checksum(np.frombuffer(body, "<u4").tolist(), seed or 0)
-    placed = header if seed is None else header[:12] + want.to_bytes(4, "little") + header[16:]
-    data = torch.from_numpy(payload)
-    module.seal(data, header, seed)
-    assert payload.tobytes() == placed + body
-    assert module.checksums([data, data[:96]], [seed or 0, 1]) == [want, word_checksum([], 1)]
+    head = header if seed is None else header[:12] + want.to_bytes(4, "little") + header[16:]
+    (data,) = placed(backend, torch.from_numpy(payload))
+    kernels = module(backend, "checksum")
+    kernels.seal(data, header, seed)
+    assert data.cpu().numpy().tobytes() == head + body
+    assert kernels.checksum(data[96:].view(torch.int32), seed or 0) == want
+    found = kernels.checksums([data, data[:96]], [seed or 0, 1])
+    assert [int(value) & 0xFFFFFFFF for value in found] == [want, word_checksum([], 1)]
 
 
 @pytest.mark.parametrize("count", (1, 65, 150))
