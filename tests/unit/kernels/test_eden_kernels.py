@@ -12,8 +12,8 @@ from test_hadamard import sylvester
 
 from hvd_adaptive import EDEN
 from hvd_adaptive.kernels.eden import shared_streams
+from hvd_adaptive.kernels.random import Inside, stream_key
 from hvd_adaptive.kernels.reference import eden as reference
-from hvd_adaptive.schemes.eden import _own_stream
 
 
 def rotation(stream: int, bucket: int, length: int) -> np.ndarray:
@@ -35,7 +35,7 @@ def test_encoding_and_decoding_follow_the_definition(n, size, bits):
     length = -(-n // 64) * 64
     x = np.zeros(length)
     x[:n] = flat.double().numpy()
-    matrix = rotation(_own_stream(9), 0, length)
+    matrix = rotation(stream_key(9, Inside.ROTATION), 0, length)
     for stream in reversed(shared_streams(codec._shared, bits)):
         matrix = matrix @ rotation(stream, 0, length)
     np.testing.assert_allclose(matrix @ matrix.T, np.eye(length), atol=1e-12)
