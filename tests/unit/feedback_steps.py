@@ -75,7 +75,7 @@ class OneRank:
         """Gradients by slot arrive (None: is missing) and all groups leave."""
         for slot, gradient in enumerate(gradients):
             if gradient is not None:
-                step.arrive(slot, gradient.clone(), is_gradient=False)
+                step.arrive(slot, gradient, is_gradient=False)
         step.launch_all(1.0)
         step.write_back()
         return step
