@@ -26,7 +26,7 @@ step = @echo "== $(1)"; begin=$$(date +%s); { $(2); } || exit; \
 RANK_CHECKS := tests/parallel/test_ranks.py
 # `make test` takes a part of their cases.
 SHORTENED := tests/parallel/test_accidents.py tests/parallel/test_ddp.py \
-  tests/unit/test_defaults.py tests/integration/test_slurm.py \
+  tests/integration/test_slurm.py \
   tests/unit/kernels/test_cuda_compile.py tests/unit/test_reachable_states.py
 # The rest is side by side, a file at a time, in this order: the long ones first, so that no worker
 # is left with one at the end. More workers than processors were not faster.

@@ -24,6 +24,7 @@ from hvd_adaptive.simulate import Ranks
 
 GOLDEN = Path(__file__).with_name("golden.json")
 DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
+HOST: dict[str, Any] = {"dtype": torch.float32, "device": "cpu"}  # whatever torch's defaults are
 COORDINATES = 700
 
 # Constructor calls by label. The labels are keys of golden.json.
@@ -84,7 +85,7 @@ def made(call: tuple[str, dict[str, Any]], **more: Any) -> Any:
 
 def numbers(count: int, seed: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
     """Heavy-tailed coordinates (``count``,), the same on every machine: hashed integers, cubed."""
-    index = torch.arange(count, dtype=torch.int64) + 7919 * seed
+    index = torch.arange(count, dtype=torch.int64, device="cpu") + 7919 * seed
     hashed = (index * 2654435761 + 12345) % 2**32 * 48271 % (2**31 - 1) % 4001 - 2000
     return (hashed.to(torch.float64) / 2000).pow(3).to(torch.float32).to(dtype)
 
@@ -116,10 +117,13 @@ def averages() -> Iterator[tuple[str, str]]:
 
     A coordinate is zero, and is rounded.
     """
-    shapes = {"a": (40, 12), "b": (300,), "c": (7,)}
+    zeros = {
+        name: torch.zeros(shape, **HOST)
+        for name, shape in (("a", (40, 12)), ("b", (300,)), ("c", (7,)))
+    }
     for label, call in SCHEMES.items():
         for exchange, more in EXCHANGES.items():
-            parameters = [(n, torch.nn.Parameter(torch.zeros(s))) for n, s in shapes.items()]
+            parameters = [(name, torch.nn.Parameter(own.clone())) for name, own in zeros.items()]
             more = more | {"bucket_size": 64, "min_numel": 20, "keep_zeros": False}
             ranks = Ranks(parameters, made(call, **more), 4)
             results = []
@@ -154,7 +158,7 @@ def keys_of(state: Any) -> Any:
 def states() -> Iterator[tuple[str, Any]]:
     """Keys of each scheme's state_dict after one simulated update and step."""
     for label, call in (SCHEMES | STATEFUL).items():
-        parameter = torch.nn.Parameter(torch.zeros(40, 30))
+        parameter = torch.nn.Parameter(torch.zeros(40, 30, **HOST))
         compressor = made(call, bucket_size=64, min_numel=20)
         ranks = Ranks([("a", parameter)], compressor, 2)
         for rank in range(2):
