@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 
@@ -17,6 +17,18 @@ def parcel(codec, flat: torch.Tensor, quantized: int, factor: float, **own) -> P
     return Parcel(
         codec, flat.dtype, quantized, full, flat.device, stream, factor, layout=layout, **own
     )
+
+
+def seen(route: Route, look: Callable[[object], None]) -> Route:
+    """The route, whose requests ``look`` sees before they are sent."""
+    request = next(route)
+    while True:
+        look(request)
+        received = yield request
+        try:
+            request = route.send(received)
+        except StopIteration as end:
+            return end.value
 
 
 def outcomes(ways: Sequence[Route]) -> list:

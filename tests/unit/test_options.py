@@ -141,6 +141,10 @@ PLACES = {
             TypeError,
             "Hierarchical() has no keyword 'rank_per_node'; did you mean 'ranks_per_node'?",
         ),
+        *(
+            (lambda b=bits: ScatterReduce(second_stage_bits=b), ValueError, "integer from 2 to 8")
+            for bits in (1, 9, 2.0, True, "4", 0, 16)
+        ),
         (lambda: Hierarchical(ranks_per_node=True), ValueError, "=True: must be an integer >= 1"),
         (lambda: Tuning(in_flight_bytes=None), ValueError, "=None: must be an integer >= 4096"),
         (lambda: Tuning(worker=1), ValueError, "worker=1: must be True or False"),

@@ -38,6 +38,7 @@ SCHEMES = {
     "nuqsgd-huffman": scheme("nuqsgd-4-huffman", bucket_size=4096),
     "ecdq": scheme("ecdq-2.5", bucket_size=4096),
 }
+WORTH = ("alq", "alq-paper", "qsgd-linf", "orq")
 
 
 def normal(seed: int) -> torch.Tensor:
@@ -78,20 +79,15 @@ def shares(name: str, workers: int, bits: list[int]) -> list[float]:
 @pytest.mark.parametrize(
     ("name", "workers"), list(zip(SCHEMES, itertools.cycle((2, 5)), strict=False))
 )
-def test_a_further_bit_is_worth_less_than_in_the_first_stage(name, workers):
-    """Less than 3/4 of the first stage's variance, which such a bit divides by 4. Then the second
-    stage adds about as much as the first one at most. The rest is for what is random."""
+def test_what_the_bits_add(name, workers):
+    """A further bit is worth less than 3/4 of the first stage's variance, which such a bit divides
+    by 4. Then the second stage adds about as much as the first one at most. The last bit is worth
+    more, but for schemes whose averages need few. The rest is for what is random."""
     bits = default_bits(SCHEMES[name]().parts.default, workers)
-    own, *further = shares(name, workers, [bits, bits + 1] if bits < 8 else [bits])
+    fewer, own, *further = shares(name, workers, list(range(bits - 1, min(bits + 1, 8) + 1)))
     assert own < 1.1
     assert own - sum(further) < 0.85
-
-
-@pytest.mark.parametrize("name", ["alq", "alq-paper", "qsgd-linf", "orq"])
-def test_the_last_bit_is_worth_more_than_in_the_first_stage(name):
-    bits = default_bits(SCHEMES[name]().parts.default, 5)
-    fewer, own = shares(name, 5, [bits - 1, bits])
-    assert fewer - own > 0.6
+    assert fewer - own > 0.6 or name not in WORTH
 
 
 def test_bits_by_hand_for_uniform_levels():
@@ -108,13 +104,6 @@ def test_bits_by_hand_for_uniform_levels():
             added.append(ranks * (7 / steps) ** 2 * (1 + gamma1 / ranks))
         saved = -np.diff(np.max(added, axis=0))
         assert default_bits(codec, ranks) == 2 + int(np.argmax(saved <= 0.75))
-
-
-def test_refuses_other_bits():
-    for value in (1, 9, 2.0, True, "4", 0, 16):
-        told = "second_stage_bits=.*: must be an integer from 2 to 8"
-        with pytest.raises(ValueError, match=told):
-            ScatterReduce(second_stage_bits=value)
 
 
 @pytest.mark.parametrize(("index", "kurtosis"), [(0, 3), (1, 6)], ids=["normal", "laplacian"])
@@ -174,20 +163,6 @@ def test_a_book_for_another_norm_is_little_longer(workers, bits, most):
     assert entropy < -(p @ np.log2(q)) < (1 + most) * entropy
 
 
-def test_the_state_carries_the_table():
-    compressor = SCHEMES["alq"](exchange="scatter_reduce", seed=5)
-    squared_error(compressor, 3, False, 1)
-    second = compressor.parts.default.second_stage(3).codec
-    assert second.table_version == 1 and compressor.parts.default.table_version == 1
-    other = SCHEMES["alq"](exchange="scatter_reduce", seed=5)
-    other.load_state_dict(compressor.state_dict())
-    assert torch.equal(other.parts.default.second_stage(3).codec.levels, second.levels)
-    with pytest.raises(ValueError, match="second_stage"):
-        bad = compressor.state_dict()
-        bad["second_stage"]["bits"] = 9
-        other.load_state_dict(bad)
-
-
 def test_a_first_table_that_is_never_refitted_stays():
     """The averages' table is fitted at once all the same, and once."""
     compressor = ALQ(bits=3, update_steps=[], exchange="scatter_reduce")
@@ -241,15 +216,10 @@ LOSSLESS = {
 def test_a_stage_that_loses_nothing_is_followed_by_one_that_does_not_either(scheme):
     """On 3 nodes of 2 ranks."""
     exchange = Hierarchical(ranks_per_node=2)
+    assert default_bits(LOSSLESS[scheme]().parts.default, 3) == FULL_PRECISION
     exact, found = averaged(LOSSLESS[scheme](exchange=exchange), 6, sizes=(1100, 30))
     for want, got in zip(exact, found, strict=True):
         torch.testing.assert_close(got.double(), want, rtol=1e-5, atol=1e-6)
-
-
-@pytest.mark.parametrize("scheme", ["sparse", "qsgd-linf", "orq"])
-def test_second_stage_is_in_full_precision(scheme):
-    """A density of one; a table, a table for each bucket, of which each has one coordinate."""
-    assert default_bits(LOSSLESS[scheme]().parts.default, 5) == FULL_PRECISION
 
 
 def test_a_little_loss_is_not_none():
