@@ -22,7 +22,6 @@ EXCHANGES = {
     "hierarchical": {"exchange": Hierarchical(ranks_per_node=2, second_stage_bits=4)},
 }
 RANKS, ROWS, WIDTH = 6, 800, 8
-each_exchange = pytest.mark.parametrize("exchange", EXCHANGES)
 # With each kind of table and coder.
 MORE = (
     "alq-3-huffman",
@@ -37,8 +36,6 @@ MORE = (
     "qsgd-3-symmetric",
     "terngrad-clip2.5",
 )
-
-
 WITH_LEVEL_ZERO = {
     *("alq-3", "alq-3-huffman", "amq-3", "natural", "nuqsgd-3", "nuqsgd-4-huffman"),
     *("qsgd-3", "qsgd-3-elias", "sparse-0.2", "terngrad", "terngrad-clip2.5"),
@@ -86,29 +83,21 @@ def averages(compressor, rows: torch.Tensor, steps: int = 2) -> list[torch.Tenso
 
 
 @pytest.mark.many
-@each_exchange
-@pytest.mark.parametrize("pattern", ["few rows", "half of the rows"])
+@pytest.mark.parametrize("exchange", EXCHANGES)
+@pytest.mark.parametrize(
+    ("pattern", "keep"), [("few rows", True), ("half of the rows", True), ("few rows", False)]
+)
 @pytest.mark.parametrize("name", (*EVERY, *MORE))
-def test_rows_of_zeros_stay_zero(name, pattern, exchange):
+def test_rows_of_zeros_stay_zero(name, pattern, keep, exchange):
+    """Without the keyword, those of schemes with a level 0."""
     rows = zero_rows(pattern)
-    for average in averages(made(name, **EXCHANGES[exchange]), rows):
-        assert not average[rows].any()
-        assert average[~rows].any(dim=1).float().mean() > 0.5
-
-
-@pytest.mark.many
-@each_exchange
-@pytest.mark.parametrize("name", (*EVERY, *MORE))
-def test_which_schemes_need_the_keyword(name, exchange):
-    rows = zero_rows("few rows")
-    moved = [
-        bool(average[rows].any())
-        for average in averages(made(name, keep_zeros=False, **EXCHANGES[exchange]), rows)
-    ]
-    if name in WITH_LEVEL_ZERO:
-        assert not any(moved)
+    found = averages(made(name, keep_zeros=keep, **EXCHANGES[exchange]), rows)
+    if keep or name in WITH_LEVEL_ZERO:
+        assert not any(average[rows].any() for average in found)
     elif name not in ("quantile-5", "orq-9-half-clip2.5"):  # a level may happen to be 0
-        assert any(moved)
+        assert any(average[rows].any() for average in found)
+    for average in found:
+        assert average[~rows].any(dim=1).float().mean() > 0.5
 
 
 @pytest.mark.many

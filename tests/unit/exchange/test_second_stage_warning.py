@@ -95,19 +95,17 @@ def test_the_error_that_is_named(warnings):
     )
 
 
-def test_once_and_on_one_rank(warnings):
+def test_once_on_one_rank_and_not_of_bits_that_were_asked_for(warnings):
     for rank in (1, 2, 3):
         choose(ScatterReduceExchange(RankInfo(4, rank)))
+    for bits in (4, 8, 32):
+        stage = ScatterReduce(second_stage_bits=bits)
+        choose(ScatterReduceExchange(RankInfo(4, 0)), exchange=stage)
+    choose(HierarchicalExchange(RankInfo(4, 0, (0, 0, 1, 1))))  # two nodes gather
     assert warnings() == []
     for _ in range(2):
         choose(ScatterReduceExchange(RankInfo(4, 0)))
     assert len(warnings()) == 1
-
-
-@pytest.mark.parametrize("bits", [4, 8, 32])
-def test_bits_that_were_asked_for_are_not_spoken_of(bits, warnings):
-    choose(ScatterReduceExchange(RankInfo(4, 0)), exchange=ScatterReduce(second_stage_bits=bits))
-    assert warnings() == []
 
 
 @pytest.mark.parametrize("ranks", [2, 4, 8, 10, 64])
@@ -136,11 +134,6 @@ def test_nodes_are_counted_not_ranks(warnings):
         "averages over 3 nodes" in line
         and "exchange=Hierarchical(second_stage_bits=32) adds none" in line
     )
-
-
-def test_two_nodes_gather(warnings):
-    choose(HierarchicalExchange(RankInfo(4, 0, (0, 0, 1, 1))))
-    assert warnings() == []
 
 
 @pytest.mark.parametrize("label", ["allgather", "scatter_reduce"])
