@@ -3,13 +3,16 @@ them."""
 
 from __future__ import annotations
 
+from contextlib import nullcontext
+
 import pytest
 import torch
 import torch.distributed as dist
 import triton_interpreter  # noqa: F401
 from fake_gpu import CUDA, off_gpu, on_gpu, pretended, quick  # noqa: F401
+from scheme_cases import scheme
 
-from hvd_adaptive import ALQ, EDEN, ORQ, QSGD, PayloadError, instances
+from hvd_adaptive import QSGD, PayloadError, instances
 from hvd_adaptive.ddp import CompressionState
 from hvd_adaptive.hooks.ddp.buckets import Bucket, BucketFuture
 from hvd_adaptive.hooks.fsdp.modules import ShardedModule
@@ -24,13 +27,20 @@ BUCKETS, SIZE = 3, 700
 STEPS = (0, 1, 2, LENGTHS_LAST, LENGTHS_LAST + 1)  # of which two exchange lengths
 
 
-def averages(gpu=None, scheme=QSGD, **keywords) -> list[torch.Tensor]:
+def on(gpu, waits: bool):
+    """On the GPU the host may wait, or not even for an event."""
+    if gpu is None:
+        return nullcontext()
+    return gpu.waiting() if waits else gpu.never_waiting()
+
+
+def averages(gpu=None, name="qsgd-4", **keywords) -> list[torch.Tensor]:
     """All buckets' averages in all steps; on the GPU only ``finish`` may wait.
 
     With residuals the first bucket of a step may wait for events of the last step.
     """
     instances.start_over()
-    compressor = scheme(bits=4, bucket_size=128, min_numel=100, **keywords)
+    compressor = scheme(name)(bucket_size=128, min_numel=100, **keywords)
     session = CompressionState(compressor).session
     parameters = [torch.nn.Parameter(torch.zeros(SIZE)) for _ in range(BUCKETS)]
     found = []
@@ -41,35 +51,34 @@ def averages(gpu=None, scheme=QSGD, **keywords) -> list[torch.Tensor]:
             buffer = torch.randn(SIZE, generator=draw)
             buffer = buffer if gpu is None else on_gpu(buffer)
             bucket = Bucket(buffer, [parameter], [buffer.view(SIZE)], BucketFuture())
-            if gpu is None or (compressor._training.residuals is not None and not index):
+            follows = compressor._training.residuals is not None and not index
+            with nullcontext() if follows else on(gpu, waits=False):
                 session.take(bucket, index)
-            else:
-                with gpu.never_waiting():
-                    session.take(bucket, index)
             found.append(buffer)
-        if gpu is None:
+        with on(gpu, waits=True):
             session.finish()
-        else:
-            with gpu.waiting():
-                session.finish()
     return [off_gpu(average) for average in found]
 
 
-@pytest.mark.parametrize("backend", ["gloo", "nccl"])
-@pytest.mark.parametrize(("exchange", "weight"), [("allgather", None), ("scatter_reduce", 0.5)])
-def test_the_hook_waits_for_nothing(gpu, monkeypatch, backend, exchange, weight):
+@pytest.mark.parametrize(
+    ("backend", "keywords"),
+    [
+        *(
+            (backend, keywords)
+            for backend in ("gloo", "nccl")
+            for keywords in ({}, {"exchange": "scatter_reduce", "error_feedback": 0.5})
+        ),
+        ("gloo", {"name": "alq-4"}),
+        ("gloo", {"name": "eden-4"}),
+    ],
+    ids=str,
+)
+def test_the_hook_waits_for_nothing(gpu, monkeypatch, backend, keywords):
     """And averages are the CPU's. NCCL has no small arrays on the host."""
-    keywords = {"exchange": exchange, "error_feedback": weight}
     wanted = averages(**keywords)
     if backend == "nccl":
         monkeypatch.setattr("hvd_adaptive.transport.torch_world._device_of", lambda group: CUDA)
     for own, other in zip(averages(gpu, **keywords), wanted, strict=True):
-        assert torch.equal(own, other)
-
-
-@pytest.mark.parametrize("scheme", [ALQ, EDEN])
-def test_other_schemes(gpu, scheme):
-    for own, other in zip(averages(gpu, scheme), averages(scheme=scheme), strict=True):
         assert torch.equal(own, other)
 
 
@@ -93,13 +102,9 @@ def test_the_hook_sends_all_groups(gpu):
 SIZES = (700, 1500, 90)
 
 
-def session_of(scheme) -> ShardedSession:
+def session_of(name: str) -> ShardedSession:
     instances.start_over()
-    compressor = (
-        scheme(bits=2, bucket_size=128, min_numel=100, update_steps=())
-        if scheme is ALQ
-        else scheme(bucket_size=128, min_numel=100)
-    )
+    compressor = scheme(name)(bucket_size=128, min_numel=100)
     modules = [ShardedModule(str(size), size, 0) for size in SIZES]
     return ShardedSession(compressor, modules, "test", shards=True)
 
@@ -111,29 +116,22 @@ def sharded_step(session: ShardedSession, number: int, gpu=None) -> list[torch.T
         flat = torch.randn(size, generator=draw)
         flat = flat if gpu is None else on_gpu(flat)
         out = torch.empty_like(flat)
-        if gpu is None or not number:  # ranks compare settings in the first call
+        with on(gpu, waits=not number):  # ranks compare settings in the first call
             session.average(index, flat, out, dist.group.WORLD, 1.0)
-        else:
-            with gpu.never_waiting():
-                session.average(index, flat, out, dist.group.WORLD, 1.0)
         averages.append(off_gpu(out))
     return averages
 
 
-@pytest.mark.parametrize("scheme", [ALQ, EDEN, QSGD, ORQ])
-def test_a_call_waits_for_nothing(gpu, scheme):
+@pytest.mark.parametrize("name", ["alq-2", "eden-2", "qsgd-4", "orq-9"])
+def test_a_call_waits_for_nothing(gpu, name):
     """And averages are the CPU's."""
-    session = session_of(scheme)
-    wanted = []
-    for number in range(3):
-        wanted += sharded_step(session, number)
-        session.finish()
-    session, found = session_of(scheme), []
-    for number in range(3):
-        with gpu.waiting() if not number else gpu.never_waiting():
-            found += sharded_step(session, number, gpu)
-        with gpu.waiting():
-            session.finish()
+    wanted, found = [], []
+    for device, averages in ((None, wanted), (gpu, found)):
+        session = session_of(name)
+        for number in range(3):
+            averages += sharded_step(session, number, device)
+            with on(device, waits=True):
+                session.finish()
     for own, other in zip(found, wanted, strict=True):
         assert torch.equal(own, other)
 
@@ -143,7 +141,7 @@ def test_a_call_waits_for_nothing(gpu, scheme):
 )
 def test_what_is_corrupt_raises_in_finish(gpu, monkeypatch, place, error):
     """place: the byte that differs."""
-    session = session_of(QSGD)
+    session = session_of("qsgd-4")
     alltoall = TorchWorld.alltoall_equal
 
     def damaged(self, data):
