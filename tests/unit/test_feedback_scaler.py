@@ -11,7 +11,7 @@ from feedback_steps import OneRank, gradients
 from states import through_disk
 from test_feedback import SCHEMES, SIZES
 
-from hvd_adaptive import QSGD, BinGrad
+from hvd_adaptive import QSGD
 from hvd_adaptive.ddp import CompressionState
 
 SCALES = [2.0**16, 2.0**16, 2.0**17, 2.0**15, 0.5, 0.5]
@@ -93,24 +93,3 @@ def test_a_scale_that_is_none_leaves_residuals_alone(scale):
     scaler.scale = scale
     rank.step([scale * g for g in gradients([2000], 1)])
     assert torch.equal(rank.residuals()["a"], before)
-
-
-@pytest.mark.parametrize("tail", ("quantize", "full"))
-@pytest.mark.parametrize("fusion", (300, 4000))
-def test_a_gradient_that_no_rank_has_is_zero_and_keeps_its_residual(fusion, tail):
-    """In one group with its neighbours, or cut into several."""
-    keywords = {"variant": "biased", "bucket_size": 64, "min_numel": 100, "error_feedback": 0.5}
-    rank = OneRank(BinGrad(tail=tail, **keywords), SIZES, fusion=fusion)
-    rank.step(gradients(SIZES, 0))
-    before = rank.residuals()
-    a, b, c = gradients(SIZES, 1)
-    step = rank.send(rank.begin(), [a, b, torch.zeros_like(c)])
-    results = [step.result(slot, absent=slot == 2) for slot in range(3)]
-    step.check_everywhere()
-    step.commit()
-    assert not results[2].any()
-    assert torch.equal(results[1], b)
-    assert torch.equal(rank.residuals()["c"], before["c"])
-    assert not torch.equal(rank.residuals()["a"], before["a"])
-    # Nothing of the others is lost.
-    torch.testing.assert_close(results[0] + rank.residuals()["a"], a + before["a"])

@@ -46,21 +46,11 @@ def decoded(scheme: str, bucket: torch.Tensor) -> torch.Tensor:
 
 
 @every_scheme
-def test_non_finite_buckets_are_nan_as_a_whole(scheme):
+def test_non_finite_zero_and_denormal_buckets(scheme):
+    """Most schemes take denormal ones for zeros."""
     for name, bucket in NOT_FINITE.items():
         assert decoded(scheme, bucket).isnan().all(), name
-
-
-@every_scheme
-def test_zeros_are_zeros(scheme):
-    for name, bucket in ZEROS.items():
-        assert not decoded(scheme, bucket).any(), name
-
-
-@every_scheme
-def test_denormal_buckets_are_nearly_zero(scheme):
-    """Most schemes take them for zeros."""
-    for name, bucket in DENORMAL.items():
+    for name, bucket in (ZEROS | DENORMAL).items():
         assert decoded(scheme, bucket).abs().max() <= 2 * bucket.abs().max(), name
 
 
@@ -150,29 +140,18 @@ def near(largest: float, kind: str) -> torch.Tensor:
 
 
 @pytest.mark.many
-@pytest.mark.parametrize("kind", ("constant", "random", "one"))
+@pytest.mark.parametrize("dtype", (torch.float16, torch.bfloat16, torch.float32))
 @pytest.mark.parametrize("scheme", SCHEMES)
-def test_float16_stays_finite(scheme, kind):
-    flat = near(65504.0, kind).to(torch.float16)
-    codec = SCHEMES[scheme]()
-    for seed in range(3):
-        assert codec.decode(codec.encode(flat, seed=seed)).isfinite().all()
-
-
-@pytest.mark.many
-@pytest.mark.parametrize("dtype", (torch.bfloat16, torch.float32))
-@pytest.mark.parametrize("scheme", NOT_ROTATED)
-def test_wide_dtypes_never_become_infinite(scheme, dtype):
-    """One such coordinate decodes to a finite one. The norms of buckets of many may lie beyond
-    float32, and then they are NaN, which no step is made with."""
-    largest, codec = torch.finfo(dtype).max, SCHEMES[scheme]()
-    one = codec.decode(codec.encode(near(largest, "one").to(dtype), seed=1))
-    assert one.isfinite().all()
-    for kind in ("constant", "random"):
-        flat = near(largest, kind).to(dtype)
-        decoded = codec.decode(codec.encode(flat, seed=1))
-        assert not decoded.isinf().any()
-        assert decoded.isfinite().all() or decoded.isnan().all()
+def test_coordinates_near_the_largest_never_become_infinite(scheme, dtype):
+    """Float16 stays finite, and so does one such coordinate of a wider dtype. The norms of buckets
+    of many may lie beyond float32, and then they are NaN, which no step is made with."""
+    codec, is_wide = SCHEMES[scheme](), dtype != torch.float16
+    if is_wide and scheme not in NOT_ROTATED:
+        return
+    for kind in ("one", "constant", "random"):
+        flat = near(torch.finfo(dtype).max, kind).to(dtype)
+        got = codec.decode(codec.encode(flat, seed=1))
+        assert got.isfinite().all() or (is_wide and kind != "one" and got.isnan().all()), kind
 
 
 def test_clamping_brings_values_nearer_and_leaves_the_others():

@@ -230,11 +230,6 @@ def test_groups_have_figures_only_where_there_is_a_monitor():
     assert codec.meter.last_groups == {} and codec.meter.report()["non_finite"] == 2
 
 
-def test_ranks_that_watch():
-    assert Monitor().watches(0) and not Monitor().watches(1)
-    assert Monitor(ranks=(1, 2)).watches(2) and Monitor(ranks="all").watches(99)
-
-
 def test_a_pickled_monitor_has_neither_files_nor_sinks(tmp_path):
     keywords = {"every": 1, "tensorboard": Writer(), "sinks": [Kept()], "name": "net"}
     monitor = Monitor(tmp_path, ranks=(0, 3), **keywords)
@@ -243,7 +238,9 @@ def test_a_pickled_monitor_has_neither_files_nor_sinks(tmp_path):
     steps(again, 2)
     for one in (monitor, again):
         one.close()
-    assert again.watches(3) and len(list(tmp_path.glob("net-rank0-*"))) == 2
+    assert [again.watches(rank) for rank in (0, 1, 3)] == [True, False, True]
+    assert not Monitor().watches(1) and Monitor(ranks="all").watches(99)
+    assert len(list(tmp_path.glob("net-rank0-*"))) == 2
     assert again._own == [] and len(keywords["sinks"][0].records) == 3
 
 
@@ -269,21 +266,15 @@ def test_wrong_arguments(keywords, message):
         Monitor(**keywords)
 
 
-def test_every_record_reaches_every_sink(tmp_path):
-    first, second = Kept(), Kept()
-    with Monitor(tmp_path, every=2, sinks=[first, second]) as monitor:
+def test_every_record_reaches_every_sink_and_one_that_fails_ends_no_training(tmp_path, caplog):
+    broken, first, second = Kept(fails=True), Kept(), Kept()
+    with Monitor(tmp_path, every=2, sinks=[broken, first, second]) as monitor:
         steps(monitor, 4)
     assert [r["kind"] for r in first.records] == ["start", "table", "step", "step"]
-    assert first.records == second.records and first.closed == second.closed == 1
+    assert first.records == second.records
+    assert broken.closed == first.closed == second.closed == 1
     assert first.records[2]["step"] == 1 and first.records[2]["coordinates"] == 3
     assert list(tmp_path.glob("*.jsonl"))
-
-
-def test_a_sink_that_fails_ends_no_training(caplog):
-    broken, kept = Kept(fails=True), Kept()
-    with Monitor(every=1, sinks=[broken, kept]) as monitor:
-        steps(monitor, 3)
-    assert len(kept.records) == 5 and broken.closed == 1
     assert [m for m in caplog.messages if "the tracker's server is away" in m] == [
         "monitor: writing stopped: the tracker's server is away"
     ]

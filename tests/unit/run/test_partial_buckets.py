@@ -45,24 +45,6 @@ def test_error_of_a_heavy_tail(scheme, bits, most):
     assert relative_error(v.numpy(), codec.levels.numpy(), BUCKET) <= 1.25 * most
 
 
-@pytest.mark.parametrize("norm", ["l2", "linf"])
-@pytest.mark.parametrize("symmetric", [True, False])
-def test_no_full_buckets_table_is_better(norm, symmetric):
-    """The table fitted to all has the least error of all: less than one that leaves the tail
-    out, which is what fits to full buckets gave."""
-    v = layered(512, 8, 300)
-    of_all, of_full = (
-        ALQ(bits=5, bucket_size=512, norm=norm, symmetric=symmetric, tail=tail)
-        for tail in ("quantize", "full")
-    )
-    of_all.fit(v)
-    of_full.fit(v)
-    errors = [
-        relative_error(v.numpy(), codec.levels.numpy(), 512, norm) for codec in (of_all, of_full)
-    ]
-    assert errors[0] < 0.9 * errors[1]
-
-
 def test_ecdq_spends_what_it_was_given_on_the_tail_too():
     """The partial bucket is four fifths of the coordinates: a code for the others misses."""
     v = torch.cat([normal(500) * (torch.arange(500) % 50 == 0), student(450)])

@@ -5,7 +5,6 @@ from __future__ import annotations
 import csv
 import functools
 import math
-import sys
 
 import numpy as np
 import pytest
@@ -228,11 +227,3 @@ def test_refuses(keywords, message):
     with pytest.raises(ValueError, match="workers=1"):
         own = {"optimizer": sgd, "steps": [0], "workers": 1, "batch_size": 8}
         simulate.variance_on_trajectory(make_model(), (INPUTS, TARGETS), {}, **own)
-
-
-def test_simulates_where_horovod_and_mpi_are_not_installed(monkeypatch):
-    """The import and a step of training need neither: tests/repository/test_imports.py has more."""
-    for name in ("horovod", "horovod.torch", "mpi4py", "matplotlib"):
-        monkeypatch.setitem(sys.modules, name, None)  # an import of it raises
-    result, _ = run(compressor=QSGD(bits=4), workers=2, steps=1)
-    assert len(result.rows) == 1

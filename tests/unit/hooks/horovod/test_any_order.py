@@ -25,7 +25,6 @@ from hvd_adaptive import (
     Tuning,
 )
 from hvd_adaptive.hooks.horovod import drive as drive_module
-from hvd_adaptive.hooks.horovod.unfinished import AbandonedSteps
 from hvd_adaptive.run.step import Step
 
 SCHEDULES = int(os.environ.get("HVD_ADAPTIVE_SCHEDULES", "40"))
@@ -243,25 +242,3 @@ def test_a_dropped_wake_up_is_found(monkeypatch):
     """A worker that is not woken when the program waits for it."""
     drop_wake_ups(monkeypatch)
     assert first_failure(functools.partial(check, accident=""), DeadlockError) is not None
-
-
-def test_a_step_that_nobody_completes_is_found(monkeypatch):
-    """Ranks call optimizers in different orders, and workers leave steps to the program."""
-    monkeypatch.setattr(drive_module.HorovodDrive, "_is_left_alone", lambda drive: False)
-    finds = functools.partial(check, accident="")
-    # In the schedule of seed 0 two ranks look for ever, in place of waiting.
-    assert first_failure(finds, DeadlockError, range(1, 4)) is not None
-
-
-def test_lists_that_are_lost_with_an_attempt_are_found(monkeypatch):
-    """A step is given up again while ranks exchange lists of what the last attempt has sent."""
-    complete = AbandonedSteps.complete
-
-    def forgetful(self, world, label, device):
-        complete(self, world, label, device)
-        self._substitutes += [sent.handle for sent in self.flying]
-        self.flying = []
-
-    monkeypatch.setattr(AbandonedSteps, "complete", forgetful)
-    given_up = functools.partial(check, accident="cut off")
-    assert first_failure(given_up, DeadlockError) is not None
