@@ -171,61 +171,36 @@ def test_order_of_the_members(members, options, shuffler):
 
 
 @given(members_lists.filter(len), options, st.data())
-def test_fingerprint_changes_with_any_name_shape_or_dtype(members, options, data):
-    before = build_layout(members, **options).fingerprint
+def test_fingerprint_changes_with_any_name_shape_dtype_part_or_cut(members, options, data):
+    before = build_layout(members, **options)
     index = data.draw(st.integers(0, len(members) - 1))
     member = members[index]
-    changes = (
-        {"name": member.name + "x"},
+    changes = [
         {"shape": (*member.shape, 1)},
         {"shape": (numel(member.shape) + 1,)},
         {"dtype": DTYPES[(DTYPES.index(member.dtype) + 1) % 4]},
-    )
-    taken = {m.name for m in members}
+    ]
+    if member.name + "x" not in {m.name for m in members}:
+        changes.append({"name": member.name + "x"})
+    if quantised(member, options):
+        changes.append({"part": "another"})
+    others = [[*members[:index], *members[index + 1 :]]]
     for change in changes:
-        if change.get("name") in taken:
-            continue
-        changed = list(members)
-        changed[index] = dataclasses.replace(member, **change)
-        assert build_layout(changed, **options).fingerprint != before, change
-    assert build_layout(members[:index] + members[index + 1 :], **options).fingerprint != before
-    assert 0 <= before < 2**64
-
-
-def of(*names: str, **options) -> Layout:
-    keywords = {
-        "min_numel": 4,
-        "bucket_size": 8,
-        "tail": "quantize",
-        "most_coordinates": 100,
-    } | options
-    return build_layout([Member(n, (5,), torch.float32) for n in names], **keywords)
+        others.append(list(members))
+        others[-1][index] = dataclasses.replace(member, **change)
+    for other in others:
+        assert build_layout(other, **options).fingerprint != before.fingerprint, other
+    cut = build_layout(members, **options | {"min_numel": 50, "tail": "full"})
+    assert (cut.fingerprint == before.fingerprint) == (cut.groups == before.groups)
+    assert 0 <= before.fingerprint < 2**64
 
 
 def test_natural_order():
     names = ["layer.0.w", "layer.1.w", "layer.2.w", "layer.10.w", "layer.10.x", "layer.100.w"]
-    shuffled = list(names)
-    random.Random(1).shuffle(shuffled)
-    assert [m.name for m in of(*shuffled).members] == names
-
-
-def test_fingerprint_covers_the_cut():
-    names = [f"p{i}" for i in range(30)]
-    prints = {
-        of(*names).fingerprint,
-        of(*names, most_coordinates=64).fingerprint,
-        of(*names, min_numel=6).fingerprint,
-        of(*names, tail="full").fingerprint,
-    }
-    assert len(prints) == 4
-
-
-def test_fingerprint_covers_the_parts():
-    def labelled(part: str) -> Layout:
-        members = [Member("a", (9,), torch.float32, part), Member("b", (9,), torch.float32, "x")]
-        return build_layout(members, min_numel=1, bucket_size=8, tail="full", most_coordinates=100)
-
-    assert labelled("y").fingerprint != labelled("z").fingerprint
+    shuffled = random.Random(1).sample(names, len(names))
+    members = [Member(n, (5,), torch.float32) for n in shuffled]
+    options = {"min_numel": 4, "bucket_size": 8, "tail": "quantize", "most_coordinates": 100}
+    assert [m.name for m in build_layout(members, **options).members] == names
 
 
 def test_a_layout_does_not_change_unnoticed():

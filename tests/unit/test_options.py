@@ -6,15 +6,11 @@ import copy
 import pickle
 
 import pytest
-import torch
-from feedback_steps import gradients
-from simulated_steps import take_step
 from states import through_disk
 
 from hvd_adaptive import ALQ, QSGD, Auto, Hierarchical, ScatterReduce, Tuning
 from hvd_adaptive.keywords import declared
 from hvd_adaptive.options import KINDS
-from hvd_adaptive.simulate import Ranks
 
 OBJECTS = [
     ("exchange", ScatterReduce(second_stage_bits=4)),
@@ -23,40 +19,6 @@ OBJECTS = [
     ("tuning", Tuning(in_flight_bytes=2**28)),
     ("tuning", Tuning(checksum=False, worker=False)),
 ]
-
-
-def averages(**keywords) -> list[torch.Tensor]:
-    """Of two steps of 4 simulated ranks."""
-    parameter = torch.nn.Parameter(torch.zeros(4000))
-    compressor = ALQ(bits=3, bucket_size=256, seed=7, min_numel=0, update_steps=[0], **keywords)
-    ranks, found = Ranks([("w", parameter)], compressor, 4), []
-    for step in range(2):
-        own = [gradients([4000], 10 * step + rank) for rank in range(4)]
-        found += take_step(ranks, step, [parameter], own)
-    return found
-
-
-@pytest.mark.parametrize(
-    ("plain", "grouped"),
-    [
-        ({"exchange": None}, {"exchange": ScatterReduce()}),
-        (
-            {"exchange": "scatter_reduce"},
-            {"exchange": ScatterReduce(second_stage_bits=4)},  # the default among 4 ranks
-        ),
-        ({}, {"tuning": Tuning(in_flight_bytes=2**20, checksum=False, worker=False)}),
-    ],
-    ids=str,
-)
-def test_averages_are_those_of_the_default(plain, grouped):
-    assert all(map(torch.equal, averages(**plain), averages(**grouped)))
-
-
-def test_settings_of_an_exchange_are_used():
-    coarse, fine = (averages(exchange=ScatterReduce(second_stage_bits=bits))[0] for bits in (3, 32))
-    assert not torch.equal(coarse, fine)
-    alone, pairs = (averages(exchange=Hierarchical(ranks_per_node=n))[0] for n in (1, 2))
-    assert not torch.equal(alone, pairs)
 
 
 @pytest.mark.parametrize(("keyword", "value"), OBJECTS, ids=str)
