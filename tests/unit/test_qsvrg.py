@@ -129,30 +129,24 @@ def test_ranks_that_start_apart_are_told():
         QSVRG(start(), LeastSquares().portions(2), lr=0.1, iterations=1, ranks=Apart(2))
 
 
-@pytest.mark.parametrize(
-    ("wrong", "message"),
-    [
-        ({"lr": 0}, "lr=0: must be a finite number above 0"),
-        ({"iterations": 0}, "iterations=0: must be an integer >= 1"),
-        ({"intervals": 128}, "intervals=128: must be an integer from 1 to 127"),
-        ({"start": torch.zeros(4, dtype=torch.int64)}, "start: must be"),
-        ({"ranks": LocalRanks(2)}, "portions: 3 given, this process has 2 ranks"),
-    ],
-)
-def test_wrong_arguments(wrong, message):
-    arguments = {"start": start(), "lr": 0.1, "iterations": 3} | wrong
-    with pytest.raises(ValueError, match=message):
-        QSVRG(arguments.pop("start"), LeastSquares().portions(RANKS), **arguments)
+def make(**changes) -> QSVRG:
+    arguments = {"start": start(), "lr": 0.1, "iterations": 3} | changes
+    return QSVRG(arguments.pop("start"), LeastSquares().portions(RANKS), **arguments)
 
 
 @pytest.mark.parametrize(
-    ("arguments", "message"),
+    ("call", "message"),
     [
-        ((0, 1), "smoothness=0"),
-        ((1, 2), "convexity=2: must be at most smoothness=1"),
-        ((1, 1, -0.1), "relative_variance=-0.1"),
+        (lambda: make(lr=0), "lr=0: must be a finite number above 0"),
+        (lambda: make(iterations=0), "iterations=0: must be an integer >= 1"),
+        (lambda: make(intervals=128), "intervals=128: must be an integer from 1 to 127"),
+        (lambda: make(start=torch.zeros(4, dtype=torch.int64)), "start: must be"),
+        (lambda: make(ranks=LocalRanks(2)), "portions: 3 given, this process has 2 ranks"),
+        (lambda: theorem_parameters(0, 1), "smoothness=0"),
+        (lambda: theorem_parameters(1, 2), "convexity=2: must be at most smoothness=1"),
+        (lambda: theorem_parameters(1, 1, -0.1), "relative_variance=-0.1"),
     ],
 )
-def test_wrong_constants(arguments, message):
+def test_wrong_arguments(call, message):
     with pytest.raises(ValueError, match=message):
-        theorem_parameters(*arguments)
+        call()

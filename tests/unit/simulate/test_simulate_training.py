@@ -152,54 +152,42 @@ def test_targets_that_are_no_classes():
 
 def test_variance_on_the_trajectory_of_sgd():
     """The model follows rank 0's plain SGD; each scheme is measured on the same gradients."""
+    fixed = {"symmetric": True, "norm": "linf", "min_numel": 100}
     schemes = {
         "ALQ": alq(update_steps=[0, 4]),
-        "QSGDinf": QSGD(bits=3, norm="linf", symmetric=True, bucket_size=100, min_numel=100),
+        "QSGDinf": QSGD(bits=3, bucket_size=100, **fixed),
         "coarse": QSGD(bits=2, bucket_size=50, min_numel=100),
     }
-    model = make_model()
-    records = simulate.variance_on_trajectory(
-        model,
-        (INPUTS, TARGETS),
-        schemes,
-        optimizer=sgd,
-        steps=[1, 5],
-        workers=3,
-        batch_size=8,
-        progress=False,
-    )
-    assert [(row["step"], row["method"]) for row in records.rows] == [
-        (step, method) for step in (1, 5) for method in ("SGD", "SuperSGD", *schemes)
-    ]
-    assert (
-        schemes["ALQ"].parts.default.table_version == 2
-        and schemes["QSGDinf"].parts.default.table_version == 0
-    )
-
-    plain, gradients = make_model(), {}
-    stepper = sgd(plain.parameters())
     batches = simulate.Minibatches(INPUTS, TARGETS, 8, 3)
-    for step in range(6):
-        ranks = simulate.Ranks(plain.named_parameters(), schemes["QSGDinf"], 3)
-        for rank in (2, 1, 0):  # rank 0 last: its gradient stays
-            stepper.zero_grad()
-            x, y = batches(rank, step)
-            nn.functional.cross_entropy(plain(x), y).backward()
-            ranks.take(rank)
-        gradients[step] = ranks.variance(step)
-        stepper.step()
-    for expected, own in zip(plain.parameters(), model.parameters(), strict=True):
-        assert torch.equal(expected, own)
+    first, model, plain = make_model(), make_model(), make_model()
+    ranks = simulate.Ranks(first.named_parameters(), schemes["QSGDinf"], 3)
+    for rank in range(3):
+        first.zero_grad()
+        x, y = batches(rank, 0)
+        nn.functional.cross_entropy(first(x), y).backward()
+        ranks.take(rank)
+    expected = ranks.variance(0)
+
+    keywords = {"optimizer": sgd, "steps": [0, 5], "workers": 3, "batch_size": 8}
+    data = (INPUTS, TARGETS)
+    records = simulate.variance_on_trajectory(model, data, schemes, progress=False, **keywords)
+    assert [(row["step"], row["method"]) for row in records.rows] == [
+        (step, method) for step in (0, 5) for method in ("SGD", "SuperSGD", *schemes)
+    ]
+    versions = [schemes[name].parts.default.table_version for name in ("ALQ", "QSGDinf")]
+    assert versions == [2, 0]
+    keywords = {"optimizer": sgd, "steps": 6, "workers": 1, "progress": False}
+    simulate.train(plain, lambda rank, step: batches(0, step), **keywords)
+    assert all(map(torch.equal, plain.parameters(), model.parameters()))
     by_name = {(row["step"], row["method"]): row for row in records.rows}
-    for step in (1, 5):
-        told = by_name[step, "QSGDinf"]
-        assert told["excess"] == pytest.approx(gradients[step].excess, rel=1e-12)
-        assert told["estimator"] == pytest.approx(gradients[step].estimator, rel=1e-12)
+    assert by_name[0, "QSGDinf"]["excess"] == pytest.approx(expected.excess, rel=1e-12)
+    assert by_name[0, "QSGDinf"]["estimator"] == pytest.approx(expected.estimator, rel=1e-12)
+    for step in (0, 5):
+        excess = [by_name[step, name]["excess"] for name in schemes]
+        assert max(excess[:2]) < excess[2]
         sgd_row, average = by_name[step, "SGD"], by_name[step, "SuperSGD"]
         assert sgd_row["estimator"] == pytest.approx(3 * average["estimator"])
         assert sgd_row["excess"] == average["excess"] == 0
-        coarse = by_name[step, "coarse"]["excess"]
-        assert max(told["excess"], by_name[step, "ALQ"]["excess"]) < coarse
 
 
 def test_no_bar_where_there_is_no_terminal(capfd):
