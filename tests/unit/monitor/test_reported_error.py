@@ -1,4 +1,4 @@
-"""The relative error that a report tells against the exact one, computed in NumPy alone."""
+"""Errors that reports and simulations tell against exact ones, computed in NumPy alone."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from exact_errors import bucket_errors, relative_error
 from feedback_steps import OneRank
 from scheme_cases import schemes
 
-from hvd_adaptive import ALQ, ECDQ, ORQ, QCS, QSGD, TernGrad
+from hvd_adaptive import ALQ, ECDQ, ORQ, QCS, QSGD, TernGrad, simulate
 
 BUCKET = 512
 TABLES = schemes(
@@ -37,31 +37,37 @@ def fitted(make, v: torch.Tensor, **keywords):
 def test_errors_of_tables_are_exact(name, count):
     v = heavy(count, 1)
     scheme = fitted(TABLES[name], v)
-    nothing = torch.zeros(BUCKET), torch.full((BUCKET,), torch.nan)
-    found = scheme.parts.default.payloads.squared_errors(torch.cat([*nothing, v]), key=3)
-    assert found[0].tolist() == [0.0, 0.0] and found[1].isnan().all()
-    found = found[2:]
-    wanted = bucket_errors(v.numpy(), scheme.levels.numpy(), BUCKET, scheme.parts.default.norm)
+    codec = scheme.parts.default
+    nothing, nan = torch.zeros(BUCKET), torch.full((BUCKET,), torch.nan)
+    found = codec.payloads.squared_errors(torch.cat([nothing, nan, v]), key=3)
+    wanted = bucket_errors(v.numpy(), scheme.levels.numpy(), BUCKET, codec.norm)
     squares = [float(part.double().square().sum()) for part in v.split(BUCKET)]
-    assert found.dtype == torch.float64 and found.shape == (len(squares), 2)
-    np.testing.assert_allclose(found[:, 0].numpy(), wanted, rtol=2e-5, atol=1e-9 * max(squares))
-    np.testing.assert_allclose(found[:, 1].numpy(), squares, rtol=1e-12)
+    assert found.dtype == torch.float64 and found.shape == (2 + len(squares), 2)
+    assert found[0].tolist() == [0.0, 0.0] and found[1].isnan().all()
+    np.testing.assert_allclose(found[2:, 0].numpy(), wanted, rtol=2e-5, atol=1e-9 * max(squares))
+    np.testing.assert_allclose(found[2:, 1].numpy(), squares, rtol=1e-12)
+    told = simulate.quantization_error(scheme, torch.cat([nothing, v]))
+    order = {"l2": 2, "linf": np.inf}[codec.norm]
+    norms = [np.linalg.norm(part.double().numpy(), order) for part in v.split(BUCKET)]
+    share = (wanted / np.square(norms)).sum()
+    assert told.variance == pytest.approx(wanted.sum(), rel=2e-5, abs=1e-9 * max(squares))
+    assert told.normalized == pytest.approx(share, rel=2e-5, abs=1e-9) and told.bias is None
+    assert np.isnan(simulate.quantization_error(scheme, torch.cat([v, nan])).variance)
 
 
 def test_clipping_counts_with_its_squared_bias():
     v, clip = heavy(2 * BUCKET + 50, 2), 1.5
     scheme = TernGrad(bucket_size=BUCKET, clip=clip)
-    parts = v.double().numpy()
-    cut = np.concatenate(
-        [
-            np.clip(part, -clip * (limit := np.sqrt(np.mean(part**2))), clip * limit)
-            for part in np.split(parts, [BUCKET, 2 * BUCKET])
-        ]
-    )
-    errors = bucket_errors(cut, scheme.levels.numpy(), BUCKET, "linf")
-    bias = [np.sum(part**2) for part in np.split(cut - parts, [BUCKET, 2 * BUCKET])]
+    parts = np.split(v.double().numpy(), [BUCKET, 2 * BUCKET])
+    limits = [clip * np.sqrt(np.mean(part**2)) for part in parts]
+    cut = [np.clip(part, -most, most) for part, most in zip(parts, limits, strict=True)]
+    errors = bucket_errors(np.concatenate(cut), scheme.levels.numpy(), BUCKET, "linf")
+    bias = [np.sum((c - part) ** 2) for c, part in zip(cut, parts, strict=True)]
     found = scheme.parts.default.payloads.squared_errors(v, key=0)[:, 0].numpy()
     np.testing.assert_allclose(found, errors + bias, rtol=1e-5)
+    told = simulate.quantization_error(scheme, v)
+    assert told.variance == pytest.approx(errors.sum(), rel=1e-5)
+    np.testing.assert_allclose(told.bias, np.concatenate(cut) - v.double().numpy(), atol=1e-6)
 
 
 @pytest.mark.parametrize(
