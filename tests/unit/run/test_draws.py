@@ -64,14 +64,11 @@ def test_partial_buckets_are_drawn_at_least_as_often(drawn_from, count):
     sizes = [len(bucket) for key in range(200) for bucket in draw(count, key)]
     partial = sum(size < SIZE for size in sizes)
     assert partial / 4 >= (len(sizes) - partial) / 30
-
-
-def test_the_only_partial_bucket_is_always_drawn():
     group = Group(torch.float32, 1000 * 16 + 5)
     flat = torch.randn(group.quantized, generator=torch.Generator().manual_seed(0))
     for key in range(20):
-        drawn = draw_buckets([group], lambda g: flat, bucket_size=16, count=20, key=key)
-        assert torch.equal(drawn[-1], flat[-5:]) and len(drawn) == 20
+        drawn = draw_buckets([group], lambda g: flat, bucket_size=16, count=count, key=key)
+        assert torch.equal(drawn[-1], flat[-5:]) and len(drawn) == count, "the only one: always"
 
 
 def step_of(sizes, bucket_size, most, rank=0, number=0, bits=None, arrived=None):
@@ -90,7 +87,10 @@ def step_of(sizes, bucket_size, most, rank=0, number=0, bits=None, arrived=None)
     return step, values
 
 
-def test_ranks_and_steps_draw_differently_and_repeat():
+def test_ranks_steps_and_parts_draw_differently_and_repeat():
+    step, _ = step_of([10_000, 10_000], 100, 10_000, bits={"a": 4, "b": 5})
+    one, other = ([int(bucket[0]) % 10_000 for bucket in step.samples(10, p)] for p in step.parts)
+    assert one != other
     draws = {}
     for rank, number in ((0, 0), (0, 0), (1, 0), (0, 1)):
         step, _ = step_of([10_000], 100, 10_000, rank, number)
@@ -116,12 +116,6 @@ def test_each_part_draws_from_its_own_groups():
     assert torch.equal(drawn["bits=5"], b)
     assert torch.equal(drawn["bits=6"], d), "a shorter one where no other is"
     assert step.samples(1000) == [], "the default part has full precision only"
-
-
-def test_parts_draw_with_different_numbers():
-    step, _ = step_of([10_000, 10_000], 100, 10_000, bits={"a": 4, "b": 5})
-    drawn = [[int(bucket[0]) % 10_000 for bucket in step.samples(10, p)] for p in step.parts]
-    assert len(drawn) == 2 and drawn[0] != drawn[1]
 
 
 def test_parts_of_a_step_are_those_that_arrived():
