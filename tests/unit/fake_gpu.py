@@ -13,6 +13,7 @@ import contextlib
 import itertools
 from collections.abc import Iterator
 from types import SimpleNamespace
+from unittest import mock
 
 import pytest
 import torch
@@ -203,25 +204,16 @@ class GPU(TorchFunctionMode):
             raise Waited(name)
         self.waits.append(name)
 
-    @contextlib.contextmanager
-    def waiting(self) -> Iterator[None]:
+    def waiting(self):
         """Inside the host may wait."""
-        before, self.allowed = self.allowed, True
-        yield
-        self.allowed = before
+        return mock.patch.object(self, "allowed", True)
 
-    @contextlib.contextmanager
-    def never_waiting(self) -> Iterator[None]:
+    def never_waiting(self):
         """Inside it may not even wait for events."""
-        before, self.events_allowed = self.events_allowed, False
-        yield
-        self.events_allowed = before
+        return mock.patch.object(self, "events_allowed", False)
 
-    @contextlib.contextmanager
-    def on(self, stream: Stream) -> Iterator[None]:
-        before, self.stream = self.stream, stream
-        yield
-        self.stream = before
+    def on(self, stream: Stream):
+        return mock.patch.object(self, "stream", stream)
 
     def __torch_function__(self, function, types, args=(), kwargs=None):
         kwargs = dict(kwargs or {})
