@@ -122,12 +122,10 @@ class NamedWorld(HorovodWorld):
         return self.synchronize(handle)
 
 
-def run_ranks(
-    size: int, program: Callable[[NamedWorld], None], direct: bool = False
-) -> NamedNetwork:
+def run_ranks(size: int, program: Callable[[NamedWorld], None]) -> NamedNetwork:
     """The network after ``program`` on each rank."""
     schedule = Schedule(random.Random(0).choice)
-    network = NamedNetwork(size, lambda number, sender, receiver, part: part, direct)
+    network = NamedNetwork(size, lambda number, sender, receiver, part: part, direct=False)
     schedule.events = network.events
     for rank in range(size):
         world = NamedWorld(schedule, network, rank)
