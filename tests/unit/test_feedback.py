@@ -12,9 +12,7 @@ import hvd_adaptive
 from hvd_adaptive import ALQ, QSGD
 from hvd_adaptive.base.errors import ResidualError
 from hvd_adaptive.base.finite import all_finite
-from hvd_adaptive.feedback import Residuals
 from hvd_adaptive.feedback_weight import PATIENCE, Weights
-from hvd_adaptive.layout import FIRST
 
 SIZES = [700, 30, 450]  # "b" travels in full precision
 SCHEMES = schemes(
@@ -115,56 +113,11 @@ def test_a_step_that_is_not_finite_leaves_no_trace(bad, weight):
         assert all(torch.equal(a, b) for a, b in zip(*ends, strict=True))
 
 
-def test_an_overflowing_residual_is_not_kept():
-    residuals = Residuals(1.0)
-    rank = OneRank(QSGD(bucket_size=4, min_numel=0, error_feedback=1.0), [4])
-    residuals.lay_out(rank.layout, 0, 1)
-    good = torch.ones(4)
-    residuals.commit({0: good})
-    residuals.commit({0: torch.tensor([0.0, float("inf"), 0.0, 0.0])})
-    residuals.commit({0: torch.tensor([0.0, float("inf"), -float("inf"), 0.0])})
-    assert torch.equal(residuals.added(0, torch.zeros(4)), good)
-
-
 def test_sums_that_overflow_are_not_taken_for_overflowing_numbers():
     assert all_finite([torch.full((3,), 3e38), torch.full((3,), 1e308, dtype=torch.float64)])
     assert all_finite([torch.full((3,), 60_000.0, dtype=torch.float16), torch.empty(0)])
     for bad in (float("nan"), float("inf"), -float("inf")):
         assert not all_finite([torch.ones(2), torch.tensor([1.0, bad])])
-
-
-def test_a_step_that_is_given_up_leaves_no_trace():
-    plain, torn = (OneRank(SCHEMES["alq-3"](error_feedback=1.0), [5000]) for _ in range(2))
-    for rank in (plain, torn):
-        rank.step(gradients([5000], 0))
-    before = torn.residuals()["a"]
-    abandoned = torn.send(torn.begin(), gradients([5000], 1))
-    abandoned.abandon()
-    abandoned.commit()
-    assert torch.equal(torn.residuals()["a"], before)
-    torn.send(torn.begin(attempt=1), gradients([5000], 1))  # never ends, is never told to stop
-    ends = [rank.step(gradients([5000], 2)) for rank in (plain, torn)]
-    assert torch.equal(ends[0][0], ends[1][0])
-    assert torch.equal(plain.residuals()["a"], torn.residuals()["a"])
-
-
-def test_a_missing_gradient_is_zeros_plus_the_residual():
-    """Group mates arrive without it; a group none of whose members arrive keeps its residual."""
-    sizes, keywords = [270, 270, 500], {"bits": 3, "min_numel": 0, "bucket_size": 60}
-    ranks = [
-        OneRank(QSGD(error_feedback=1.0, **keywords), sizes, fusion=FIRST * 540) for _ in range(2)
-    ]
-    assert [group.slots for group in ranks[0].layout.groups] == [{0, 1}, {2}]
-    for rank in ranks:
-        rank.step(gradients(sizes, 0))
-    alone = ranks[0].residuals()["c"]
-    a, b, _ = gradients(sizes, 1)
-    ranks[0].step([a, None, None])
-    ranks[1].step([a, torch.zeros_like(b), torch.zeros(500)])
-    for name in "ab":
-        assert torch.equal(ranks[0].residuals()[name], ranks[1].residuals()[name])
-    assert torch.equal(ranks[0].residuals()["c"], alone)
-    assert not torch.equal(ranks[1].residuals()["c"], alone)
 
 
 def test_memory_is_two_floats_for_each_quantised_coordinate():
