@@ -2,67 +2,44 @@
 
 from __future__ import annotations
 
+import string
 from types import SimpleNamespace
 
 import torch
 
-from hvd_adaptive.exchange.exchange import AllgatherExchange, RankInfo
-from hvd_adaptive.feedback_weight import Figures, Weights
+from hvd_adaptive.feedback_weight import Figures, Own, Weights
 from hvd_adaptive.layout import Member, build_layout
-from hvd_adaptive.run.trip import Plan
+from hvd_adaptive.run.rank_context import RankContext
 from hvd_adaptive.run.unordered import UnorderedStep
 
 
-class Echo:
-    """Horovod of one rank: an allgather gives it back what it sent, and remembers it."""
+class OneRank(RankContext):
+    """A compressor and the gradients of members "a", "b", ... of these sizes.
 
-    def __init__(self) -> None:
-        self.sent: list[torch.Tensor] = []
-
-    def allgather(self, payload: torch.Tensor, name: str) -> torch.Tensor:
-        self.sent.append(payload)
-        return payload
-
-    def synchronize(self, handle: torch.Tensor) -> torch.Tensor:
-        return handle
-
-
-class OneRank:
-    """A compressor and the gradients of members "a", "b", ... of these sizes. It stands in for
-    the binding, too.
-
-    place: rank and size that its residuals are told.
+    rank_info: rank and size that its residuals are told.  fusion: coordinates of a group.
     """
 
     def __init__(self, compressor, sizes, dtypes=(), rank_info=(0, 1), fusion=None) -> None:
-        self.compressor, self.settings = compressor, compressor.settings
-        self.hvd, self.rank_info = Echo(), rank_info
-        self.world = SimpleNamespace(
+        compressor._training.instance.number = 0  # as in a process of its own
+        world = SimpleNamespace(
             rank=0,
             size=1,
-            allgather=self.hvd.allgather,
-            synchronize=self.hvd.synchronize,
+            allgather=lambda payload, name: payload,
+            synchronize=lambda handle: handle,
             sends_directly=False,
         )
-        self.exchange, self.name = AllgatherExchange(RankInfo(1, 0)), "test"
+        super().__init__(compressor, world, "test")
+        self.rank_info = rank_info
+        own = {} if fusion is None else {"most_coordinates": fusion}
         dtypes = dtypes or [torch.float32] * len(sizes)
         members = [
-            Member(chr(ord("a") + i), (size,), dtype, compressor.parts.label_of(chr(ord("a") + i)))
-            for i, (size, dtype) in enumerate(zip(sizes, dtypes, strict=True))
+            Member(name, (size,), dtype, compressor.parts.label_of(name))
+            for name, size, dtype in zip(string.ascii_lowercase, sizes, dtypes, strict=False)
         ]
-        self.layout = build_layout(
-            members,
-            min_numel=self.settings.min_numel,
-            bucket_size=self.settings.bucket_size,
-            tail=self.settings.tail,
-            most_coordinates=fusion or self.settings.fusion_bytes // 4,
-        )
+        self.layout = self.build_layout(members, lambda of, **rest: build_layout(of, **rest | own))
 
     def buffer(self, use, coordinates, dtype, device):
         return torch.full((coordinates,), 7.0, dtype=dtype)
-
-    def plans(self, layout):
-        return [Plan(4 * group.coordinates, 0, 1) for group in layout.groups]
 
     def begin(self, attempt: int = 0) -> UnorderedStep:
         """As the session makes a step."""
@@ -113,5 +90,6 @@ def after(
     error: relative, of the one part; None if nothing was measured.
     """
     measured = (0.0, 0.0) if error is None else (error, 1.0)
-    figures = Figures.of([""], [weights.row(gradient**2, residual**2, {"": measured})])
-    return weights.after(gradient**2, figures), dict(figures.outgrown)
+    own = Own(gradient**2, residual**2, {"": measured})
+    figures = Figures.of([""], [weights.row(own)])
+    return weights.after(own, figures), dict(figures.outgrown)

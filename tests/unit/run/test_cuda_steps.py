@@ -36,13 +36,9 @@ EXCHANGES = {
 
 
 class Rank(OneRank):
-    """With the binding's own buffers, and gradients that their average may replace."""
+    """With buffers of its own, and gradients that their average may replace."""
 
     buffer = RankContext.buffer
-
-    def __init__(self, *args, **keywords) -> None:
-        super().__init__(*args, **keywords)
-        self._buffers: dict = {}
 
 
 def run(rank: Rank, of_step, gpu=None, streams=(), waits=False) -> list[torch.Tensor]:
