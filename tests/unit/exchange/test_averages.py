@@ -56,21 +56,14 @@ def begun(method: str, ways, parcels, flats) -> list:
 @pytest.mark.parametrize("full", [0, 3, 90])
 @pytest.mark.parametrize("quantized", [0, 50, 128, 256, 999])
 def test_reduce_alone_gives_each_rank_the_average_of_its_chunk(quantized, full):
-    """Chunks end where whole buckets end, and together they are the group."""
     flats = drawn(quantized + full)
     ways = map(KINDS["scatter_reduce"], range(RANKS))
     found = outcomes(begun("reduce", ways, sent(flats, quantized), flats))
     exact = torch.stack(flats).double().mean(dim=0)
-    buckets, edges, full_edges = -(-quantized // BUCKET), [], []
-    for owner in range(RANKS + 1):
-        edges.append(min(quantized, buckets * owner // RANKS * BUCKET))
-        full_edges.append(quantized + full * owner // RANKS)
     bound = max((float(flat.abs().max()) for flat in flats if flat.numel()), default=0) / STEPS
-    for owner, mean in enumerate(found):
-        assert mean.dtype == torch.float32
-        own = exact[edges[owner] : edges[owner + 1]]
-        rest = exact[full_edges[owner] : full_edges[owner + 1]]
-        assert mean.numel() == len(own) + len(rest)
+    for chunk, mean in zip(cut(quantized, full, BUCKET, RANKS), found, strict=True):
+        assert mean.dtype == torch.float32 and mean.numel() == chunk.coordinates
+        own, rest = exact[chunk.begin : chunk.end], exact[chunk.full_begin : chunk.full_end]
         assert torch.allclose(mean[: len(own)].double(), own, rtol=0, atol=bound)
         assert torch.allclose(mean[len(own) :].double(), rest, rtol=1e-6, atol=1e-6)
 
