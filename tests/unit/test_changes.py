@@ -11,13 +11,7 @@ import torch
 from scheme_cases import EVERY, scheme
 from states import through_disk
 
-from hvd_adaptive import (
-    ALQ,
-    ECDQ,
-    QSGD,
-    ScatterReduce,
-    Tuning,
-)
+from hvd_adaptive import ALQ, ECDQ, QSGD, ScatterReduce, Tuning
 from hvd_adaptive.changes import begin_step
 from hvd_adaptive.coding.payload import read_header as header
 

@@ -151,9 +151,7 @@ def test_residuals_of_another_weight_wait_for_the_first_error():
 
 
 @pytest.mark.parametrize(
-    "wrong",
-    [{"": 0.0}, {"": 1.5}, {"": float("nan")}, {"": "1"}, {3: 0.5}, [0.5]],
-    ids=str,
+    "wrong", [{"": 0.0}, {"": 1.5}, {"": float("nan")}, {"": "1"}, {3: 0.5}, [0.5]], ids=str
 )
 def test_a_state_with_wrong_weights_is_refused(wrong):
     rank = trained(weight="auto")

@@ -69,13 +69,7 @@ def test_it_reaches_the_minimum_to_the_precision_of_the_point():
 
 @pytest.mark.parametrize(
     ("n", "intervals", "bucket"),
-    [
-        (1, 1, 1),
-        (16, 4, 16),
-        (17, 5, 17),
-        (16130, 127, 16129),
-        (40_000, 127, 16129),
-    ],
+    [(1, 1, 1), (16, 4, 16), (17, 5, 17), (16130, 127, 16129), (40_000, 127, 16129)],
 )
 def test_intervals_are_the_root_rounded_up_and_buckets_keep_the_bound(n, intervals, bucket):
     flat = Portion(1, lambda x, index: x)

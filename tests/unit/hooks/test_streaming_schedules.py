@@ -8,14 +8,7 @@ import os
 import random
 from unittest import mock
 
-from scheduler import (
-    Network,
-    OrderedWorld,
-    Schedule,
-    explore,
-    first_failure,
-    work_in_schedule,
-)
+from scheduler import Network, OrderedWorld, Schedule, explore, first_failure, work_in_schedule
 from streaming_simulation import Streaming, assert_equal, backward, make_net, make_optimizer
 
 from hvd_adaptive import LocalSGD, SparseSGD, instances, local_sgd

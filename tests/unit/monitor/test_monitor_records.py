@@ -178,8 +178,7 @@ def test_a_new_layout_ends_the_means_of_the_old(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("place", "told"),
-    [("file/folder", "cannot be written"), ("full.jsonl", "writing stopped")],
+    ("place", "told"), [("file/folder", "cannot be written"), ("full.jsonl", "writing stopped")]
 )
 def test_what_cannot_be_written_is_told_once_and_training_goes_on(place, told, tmp_path, caplog):
     """No folder, and a full disk."""
