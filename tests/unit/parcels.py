@@ -19,16 +19,19 @@ def parcel(codec, flat: torch.Tensor, quantized: int, factor: float, **own) -> P
     )
 
 
-def seen(route: Route, look: Callable[[object], None]) -> Route:
-    """The route, whose requests ``look`` sees before they are sent."""
-    request = next(route)
-    while True:
-        look(request)
-        received = yield request
-        try:
-            request = route.send(received)
-        except StopIteration as end:
-            return end.value
+def begun(route: Route, look: Callable[[object], None] = lambda request: None) -> Route:
+    """The route, whose first request is made at once; ``look`` sees all before they are sent."""
+
+    def rest(request):
+        while True:
+            look(request)
+            received = yield request
+            try:
+                request = route.send(received)
+            except StopIteration as end:
+                return end.value
+
+    return rest(next(route))
 
 
 def outcomes(ways: Sequence[Route]) -> list:

@@ -110,7 +110,6 @@ PLACES = {
         (lambda: Hierarchical(ranks_per_node=True), ValueError, "=True: must be an integer >= 1"),
         (lambda: Tuning(in_flight_bytes=None), ValueError, "=None: must be an integer >= 4096"),
         (lambda: Tuning(worker=1), ValueError, "worker=1: must be True or False"),
-        (lambda: ALQ(exchange=Tuning()), ValueError, "exchange=Tuning(): must be one of"),
         (lambda: ALQ(tuning=ScatterReduce()), ValueError, "must be a Tuning, such as"),
     ],
 )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from parcels import parcel, seen
+from parcels import begun, parcel
 from settings_objects import exchange_of
 from simulated_steps import take_step
 
@@ -68,7 +68,7 @@ def test_collectives_are_as_many_as_are_sent(make):
     codec, asked = QSGD(bits=4, bucket_size=64).parts.default, []
     exchanges, flats = [make(rank) for rank in range(4)], [torch.ones(1000)] * 4
     routes = [
-        seen(exchange.average(parcel(codec, flat, 900, 1 / 4), flat, flat.clone()), asked.append)
+        begun(exchange.average(parcel(codec, flat, 900, 1 / 4), flat, flat.clone()), asked.append)
         for exchange, flat in zip(exchanges, flats, strict=True)
     ]
     together(routes)

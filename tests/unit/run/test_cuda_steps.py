@@ -10,7 +10,7 @@ import torch
 import triton_interpreter  # noqa: F401
 from fake_gpu import OnGPU, Stream, Waited, off_gpu, on_gpu, pretended, quick  # noqa: F401
 from feedback_steps import OneRank, gradients
-from parcels import parcel
+from parcels import begun, parcel
 from scheme_cases import scheme
 
 from hvd_adaptive import QSGD
@@ -117,21 +117,6 @@ def test_exchanges_are_the_cpus(exchange, gpu):
     result = exchanged(on_gpu)
     assert isinstance(result, OnGPU) and torch.equal(off_gpu(result), wanted)
     assert set(gpu.waits) <= {"an event's synchronize"}
-
-
-def begun(route):
-    """A route whose first messages are encoded at once."""
-    request = next(route)
-
-    def rest(request):
-        while True:
-            received = yield request
-            try:
-                request = route.send(received)
-            except StopIteration as end:
-                return end.value
-
-    return rest(request)
 
 
 def test_received_tensors_are_taken_over_from_the_default_stream(gpu, monkeypatch):

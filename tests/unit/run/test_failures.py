@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import pytest
 import torch
 
@@ -12,23 +14,17 @@ from hvd_adaptive.run.agreement import places_that_differ
 LABELS = ["first", "second", "third", "fourth"]
 
 
-class Two:
-    """Two ranks; ``other`` is what the second one sends."""
-
-    size = 2
-
-    def __init__(self, other: torch.Tensor) -> None:
-        self.other = other
-
-    def gather_equal(self, own: torch.Tensor, name: str) -> torch.Tensor:
-        return torch.stack([own, self.other])
+def two(*other: int) -> SimpleNamespace:
+    """A world of two ranks, of which the second one sends ``other``."""
+    gather = lambda own, name: torch.stack([own, torch.tensor(other)])  # noqa: E731
+    return SimpleNamespace(size=2, gather_equal=gather)
 
 
 @pytest.mark.parametrize("index", [0, 3])
 def test_everywhere_names_the_group_that_could_not_be_read(index):
     failures = Failures()
     failures.note(index, PayloadError("here"))
-    found, rows = failures.everywhere(Two(torch.zeros(1, dtype=torch.int64)), "name")
+    found, rows = failures.everywhere(two(0), "name")
     assert found == {0: index} and rows == [[], []]
     assert f"rank 0 ({LABELS[index]})" in str(step_failed(7, found, LABELS))
 
@@ -37,13 +33,13 @@ def test_everywhere_names_ranks_that_failed_by_themselves():
     """This rank failed because of the other one, if at all."""
     failures = Failures()
     failures.note(1, FailedElsewhereError("there"))
-    assert failures.everywhere(Two(torch.tensor([3])), "name")[0] == {1: 2}
-    assert failures.everywhere(Two(torch.tensor([0])), "name")[0] == {0: 1}
+    assert failures.everywhere(two(3), "name")[0] == {1: 2}
+    assert failures.everywhere(two(0), "name")[0] == {0: 1}
     failures.note(2, PayloadError("here"))
-    assert failures.everywhere(Two(torch.tensor([0])), "name")[0] == {0: 2}
+    assert failures.everywhere(two(0), "name")[0] == {0: 2}
 
 
 def test_places_that_differ_are_those_from_the_first_rank():
-    world = Two(torch.tensor([1, 5, 3]))
+    world = two(1, 5, 3)
     assert places_that_differ(world, [1, 2, 3], "name") == {1: [1]}
     assert places_that_differ(world, [1, 5, 3], "name") == {}
