@@ -103,16 +103,12 @@ def test_residuals_of_several_ranks_are_refused(change):
     assert all(torch.equal(before[name], r) for name, r in rank.residuals().items())
 
 
-def test_a_state_of_before_the_first_step_clears_residuals():
-    rank = trained()
-    rank.compressor.load_state_dict(make().state_dict())
-    assert rank.residuals() == {}
-
-
-def test_a_state_without_error_feedback_starts_from_zero(caplog):
-    new = trained().compressor
-    new.load_state_dict(make(None).state_dict())
-    assert new._training.residuals.weights.given == 0.5 and "residuals" not in new.state_dict()
+def test_a_state_without_residuals_clears_them(caplog):
+    for weight in (0.5, None):
+        compressor = trained().compressor
+        compressor.load_state_dict(make(weight).state_dict())
+        assert compressor._training.residuals.weights.given == 0.5
+        assert "residuals" not in compressor.state_dict()
     assert not caplog.messages
 
 
