@@ -7,7 +7,7 @@ from types import SimpleNamespace
 
 import torch
 
-from hvd_adaptive.feedback_weight import Figures, Own, Weights
+from hvd_adaptive.feedback_weight import Figures, Weights
 from hvd_adaptive.layout import Member, build_layout
 from hvd_adaptive.run.rank_context import RankContext
 from hvd_adaptive.run.unordered import UnorderedStep
@@ -90,6 +90,5 @@ def after(
     error: relative, of the one part; None if nothing was measured.
     """
     measured = (0.0, 0.0) if error is None else (error, 1.0)
-    own = Own(gradient**2, residual**2, {"": measured})
-    figures = Figures.of([""], [weights.row(own)])
-    return weights.after(own, figures), dict(figures.outgrown)
+    figures = Figures.of([""], [weights.row(gradient**2, residual**2, {"": measured})])
+    return weights.after(gradient**2, figures), dict(figures.outgrown)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import html
+import io
 import json
 import re
 import subprocess
@@ -14,8 +16,7 @@ import pytest
 
 from hvd_adaptive.monitor.log import LogError, read_logs
 from hvd_adaptive.tools.cli import main
-from hvd_adaptive.tools.report.command import run_name
-from hvd_adaptive.tools.report.summary import Stock, costs, describe, summarise, verdict
+from hvd_adaptive.tools.report.summary import costs, describe, verdict
 
 FIGURES = {
     "coordinates": 3000.0,
@@ -62,10 +63,28 @@ def write(path: Path, *records: dict | str) -> None:
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
+    write_run(tmp_path)
+    return tmp_path
+
+
+@pytest.fixture(scope="module")
+def page(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """The report of that run, which is made once."""
+    pytest.importorskip("matplotlib")
+    folder, out, err = tmp_path_factory.mktemp("run"), io.StringIO(), io.StringIO()
+    write_run(folder)
+    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
+        assert main(["report", str(folder), "--title", "a <run>"]) == 0
+    assert out.getvalue().strip() == str(folder / "report.html")
+    assert "it <hurts>" in err.getvalue()
+    return (folder / "report.html").read_text(encoding="utf-8")
+
+
+def write_run(folder: Path) -> None:
     """A run that was restarted once."""
     warning = {"kind": "warning", "compressor": 0, "time": 3.5, "about": "error"}
     write(
-        tmp_path / "net-rank0-20260101T000000-7.jsonl",
+        folder / "net-rank0-20260101T000000-7.jsonl",
         start(1),
         table(1.5, 0, 0),
         step(2, 9, 10),
@@ -74,26 +93,20 @@ def folder(tmp_path: Path) -> Path:
         '{"kind":"step","compr',
     )
     write(
-        tmp_path / "net-rank0-20260102T000000-8.jsonl",
+        folder / "net-rank0-20260102T000000-8.jsonl",
         start(4, ranks=2),
         table(4.5, 20, 1),
         step(5, 20),
         step(6, 21, relative_error=None),
     )
-    return tmp_path
 
 
-def test_restarts_follow_each_other_and_means_are_over_steps(folder, caplog):
+def test_restarts_follow_each_other_and_cut_lines_are_left_out(folder, caplog):
     (log,) = read_logs(folder)
     assert (log.label, log.rank) == ("net", 0)
     assert [record["step"] for record in log.steps] == [9, 19, 20, 21]
     assert [record["ranks"] for record in log.starts] == [4, 2]
-    assert "line 6 is no record" in caplog.text, "a line that was cut off"
-    summary = summarise(log)
-    assert summary.steps == 22 and summary.ranks == 2
-    assert summary.wire_bytes == (12 * 4500 + 10 * 1500) / 22
-    assert summary.ring_bytes == 4 * 3000  # 2 (N - 1) / N = 1
-    assert summary.relative_error == 0.5 and summary.peak_bytes == 210
+    assert "line 6 is no record" in caplog.text
 
 
 def test_the_lowest_rank_of_each_compressor_is_read(tmp_path):
@@ -110,15 +123,25 @@ def test_the_lowest_rank_of_each_compressor_is_read(tmp_path):
     assert found == [("g", 1, 1), ("g 1", 1, 11)]  # the third never ended a step
 
 
+def test_means_are_over_steps(folder):
+    (log,) = read_logs(folder)
+    told = describe(log)
+    assert told["steps"] == 22 and told["ranks"] == 2
+    assert told["wire_bytes"] == (12 * 4500 + 10 * 1500) / 22
+    assert told["ring_bytes"] == 4 * 3000  # 2 (N - 1) / N = 1
+    assert told["relative_error"] == 0.5 and told["peak_bytes"] == 210
+
+
 def test_bytes_are_shared_out_among_parameters(folder):
     (log,) = read_logs(folder)
     first, second, third = costs(log)
     # 100 coordinates in full precision take 400 bytes; 1,100 belong to 2,900 quantised ones.
-    assert (first.name, second.name, third.name) == ("<b>.weight", "a.bias", "a.weight")
-    assert first.payload_bytes == pytest.approx(1100 * 2400 / 2900)
-    assert (second.payload_bytes, second.bits, second.error) == (400, 32, None)
-    assert third.seconds == pytest.approx(0.007 * 500 / 3000) and third.error == 0.5
-    assert sum(row.payload_bytes for row in costs(log)) == pytest.approx(1500)
+    names = [row["name"] for row in (first, second, third)]
+    assert names == ["<b>.weight", "a.bias", "a.weight"]
+    assert first["payload_bytes"] == pytest.approx(1100 * 2400 / 2900)
+    assert (second["payload_bytes"], second["bits"]) == (400, 32)
+    assert third["payload_bytes"] == pytest.approx(1100 * 500 / 2900) and third["groups"] == (0,)
+    assert sum(row["payload_bytes"] for row in costs(log)) == pytest.approx(1500)
 
 
 def test_a_group_in_bfloat16_is_shared_out_by_coordinates(tmp_path):
@@ -127,20 +150,11 @@ def test_a_group_in_bfloat16_is_shared_out_by_coordinates(tmp_path):
     plain["groups"][0]["members"] = [["a", 0, 1000], ["b", 0, 2000]]
     write(tmp_path / "x.jsonl", plain, step(2, 0, payload_bytes=6000.0, relative_error=None))
     (log,) = read_logs(tmp_path / "x.jsonl")
-    assert [(r.name, r.payload_bytes, r.bits, r.error) for r in costs(log)] == [
-        ("b", 4000, 16, None),
-        ("a", 2000, 16, None),
-    ]
+    found = [(row["name"], row["payload_bytes"], row["bits"]) for row in costs(log)]
+    assert found == [("b", 4000, 16), ("a", 2000, 16)]
 
 
-def test_the_page(folder, capsys):
-    pytest.importorskip("matplotlib")
-    from hvd_adaptive.tools.report import page as figures
-
-    assert main(["report", str(folder), "--title", "a <run>"]) == 0
-    told = capsys.readouterr()
-    assert told.out.strip() == str(folder / "report.html") and "it <hurts>" in told.err
-    page = (folder / "report.html").read_text(encoding="utf-8")
+def test_the_page_stands_alone(page):
     # Nothing is loaded from anywhere; names of namespaces are no addresses to fetch.
     assert not re.search(
         r"<(script|link|img|iframe)\b|\b(src|href)=[\"'](?!#)|@import|url\((?!#)", page
@@ -148,39 +162,29 @@ def test_the_page(folder, capsys):
     shown = ["a &lt;run&gt;", "&lt;b&gt;.weight", "it &lt;hurts&gt;", "ALQ over 2 ranks", "3.14 kB"]
     for text in (*shown, "1.5 kB", "12 kB", "26.7 %", "began, or changed"):
         assert text in page, text
-    drawings = re.findall(r"<svg .*?</svg>", page, re.S)
-    drawn = {ET.fromstring(_namespaced(svg)).get("aria-label"): svg for svg in drawings}
-    assert list(drawn) == ["bytes", "error", "time", "levels ", "costs", "costs, narrow"]
-    tips = {label: re.findall(r"<title>([^<]+)</title>", svg) for label, svg in drawn.items()}
-    assert tips["bytes"][1].startswith("float32 over a ring: ")
-    of_time = [tip.partition(":")[0] for tip in tips["time"]]
-    assert of_time == ["encode", "wait", "decode", "the rest of the step"]
-    assert any("&lt;b&gt;.weight: " in tip and "bytes a step" in tip for tip in tips["costs"])
-    assert all(tips.values())
-    # Text and lines have the page's colours, which follow a dark ground; nothing is painted white.
+    drawn = re.findall(r"<svg .*?</svg>", page, re.S)
+    labels = [ET.fromstring(_namespaced(svg)).get("aria-label") for svg in drawn]
+    assert labels == ["bytes", "error", "time", "levels 0"]
+
+
+def test_figures_have_the_pages_colours(page):
+    """They follow a dark ground; nothing is painted white."""
+    from hvd_adaptive.tools.report import page as figures
+
     assert "prefers-color-scheme: dark" in page
-    for svg in drawings:
+    for svg in re.findall(r"<svg .*?</svg>", page, re.S):
         assert "var(--ink)" in svg and figures.INK not in svg and "#ffffff" not in svg
-    # A parameter is shown with its group; seconds and errors are the group's.
+
+
+def test_figures_of_groups_are_no_parameters(page, folder):
+    """A parameter is shown with its group; seconds and errors are the group's."""
     of_parameters, of_groups = re.findall(r"<tr><th>(?:parameter|group)<.*?</tr>", page, re.S)
     assert "relative error" not in of_parameters and "encode" not in of_parameters
     assert "<th>group</th>" in of_parameters
     assert "relative error" in of_groups and "encode" in of_groups
-
-
-@pytest.mark.parametrize(
-    ("given", "title"),
-    [
-        ("runs/1", "runs/1"),
-        ("runs/1/gradients.jsonl", "runs/1"),
-        ("/data/runs/bert/7", "bert/7"),
-        (".", "here/now"),
-    ],
-)
-def test_titles_are_paths(given, title, tmp_path, monkeypatch):
-    (tmp_path / "here" / "now").mkdir(parents=True)
-    monkeypatch.chdir(tmp_path / "here" / "now")
-    assert run_name(Path(given)) == title
+    (told,) = [describe(log) for log in read_logs(folder)]
+    assert all(row["groups"] == (0,) for row in told["parameters"])
+    assert told["groups"][0]["relative_error"] == 0.5
 
 
 def _namespaced(svg: str) -> str:
@@ -197,14 +201,14 @@ def test_steps_without_compression_are_estimated(tmp_path, capsys):
     before = step(2, 0, step_s=9.0, blocked_s=1.0, arrival_s=1.0)  # with other ranks
     write(path, start(1), before, start(3, stock=stock), step(4, 1, **own), step(5, 2, **own))
     (log,) = read_logs(path)
-    summary = summarise(log)
-    told = {one.name: (one.exchange_s, one.least_s, one.most_s) for one in summary.stock}
+    rows = describe(log)["stock"]
+    told = {one["name"]: (one["exchange_s"], one["least_s"], one["most_s"]) for one in rows}
     assert told["float32"] == pytest.approx((0.02, 0.042, 0.05))
     assert told["float16"] == pytest.approx((0.005, 0.03, 0.035))
-    assert describe(log)["stock"][0]["name"] == "float32"
     pytest.importorskip("matplotlib")
     assert main(["report", str(path)]) == 0
     page = Path(capsys.readouterr().out.strip()).read_text()
+    assert f"<h1>{'/'.join(tmp_path.parts[-2:])}</h1>" in page
     assert "No: a step took 50 ms; stock float16 takes at most 35 ms." in page
     assert describe(log)["helped"].startswith("No: ")
     row = re.search(r", this run</td><td>(.*?)</td><td>(.*?)</td>", page)
@@ -221,7 +225,9 @@ def test_steps_without_compression_are_estimated(tmp_path, capsys):
     ],
 )
 def test_the_verdict_compares_with_the_fastest_stock_exchange(step_s, told):
-    stock = [Stock("float32", 0.02, 0.042, 0.05), Stock("float16", 0.005, 0.03, 0.035)]
+    rows = ("float32", 0.02, 0.042, 0.05), ("float16", 0.005, 0.03, 0.035)
+    names = ("name", "exchange_s", "least_s", "most_s")
+    stock = [dict(zip(names, row, strict=True)) for row in rows]
     assert verdict(step_s, stock) == told
 
 
@@ -230,12 +236,12 @@ def test_a_run_that_ended_early_without_levels_or_errors(tmp_path):
     alone = start(1, ranks=1, stock={"float32": 0.02})
     write(path, alone, step(2, 0, relative_error=None, step_s=None))
     (log,) = read_logs(path)
-    (one,) = summarise(log).stock
-    assert (one.exchange_s, one.least_s, one.most_s) == (0.02, None, None)
-    assert verdict(None, [one]) == "Unknown: the run has no time of a step."
+    (one,) = describe(log)["stock"]
+    assert (one["exchange_s"], one["least_s"], one["most_s"]) == (0.02, None, None)
+    assert describe(log)["helped"] == "Unknown: the run has no time of a step."
     pytest.importorskip("matplotlib")
     assert main(["report", str(path), "--output", str(tmp_path / "o.html")]) == 0
-    assert (tmp_path / "o.html").read_text().count("<svg") == 4
+    assert (tmp_path / "o.html").read_text().count("<svg") == 2
 
 
 def test_json(folder, capsys):
@@ -243,7 +249,6 @@ def test_json(folder, capsys):
     (told,) = json.loads(capsys.readouterr().out)
     assert (told["scheme"], told["settings"]) == ("ALQ", {"bits": 3, "norm": "l2"})
     assert told["warnings"] == ["it <hurts>"] and told["parameters"][0]["name"] == "<b>.weight"
-    assert all(row["groups"] for row in told["parameters"])
     assert not (folder / "report.html").exists()
 
 
@@ -282,7 +287,7 @@ def test_any_name_of_a_parameter_is_shown_as_it_is(tmp_path, capsys):
         for number, name in enumerate(NAMES)
     ]
     tables = [table(1.5, 0, 1) | {"part": name} for name in NAMES]
-    first = own["groups"][0]  # those that send most are drawn
+    first = own["groups"][0]
     own["groups"] = [
         first | {"group": number, "payload_bytes": 1500.0 - number} for number in range(len(NAMES))
     ]
@@ -290,10 +295,7 @@ def test_any_name_of_a_parameter_is_shown_as_it_is(tmp_path, capsys):
     assert main(["report", str(tmp_path)]) == 0, capsys.readouterr().err
     page = (tmp_path / "report.html").read_text(encoding="utf-8")
     assert "<script" not in page
-    drawings = [
-        ET.fromstring(_namespaced(svg)) for svg in re.findall(r"<svg.*?</svg>", page, re.DOTALL)
-    ]
-    drawn = {text.text for svg in drawings for text in svg.iter() if text.tag.endswith("text")}
-    assert {"$x^2$", r"$\frac{$", "_private.weight", "]]>", "{{ 7 * 7 }}"} <= drawn
+    for svg in re.findall(r"<svg.*?</svg>", page, re.DOTALL):
+        ET.fromstring(_namespaced(svg))
     cells = [html.unescape(cell) for cell in re.findall(r"<tr><td>(.*?)</td>", page, re.DOTALL)]
     assert {name.replace("\ud800", "?") for name in NAMES} <= set(cells)
