@@ -120,6 +120,21 @@ def test_sums_that_overflow_are_not_taken_for_overflowing_numbers():
         assert not all_finite([torch.ones(2), torch.tensor([1.0, bad])])
 
 
+def test_a_step_that_is_given_up_leaves_no_trace():
+    plain, torn = (OneRank(SCHEMES["alq-3"](error_feedback=1.0), [5000]) for _ in range(2))
+    for rank in (plain, torn):
+        rank.step(gradients([5000], 0))
+    before = torn.residuals()["a"]
+    abandoned = torn.send(torn.begin(), gradients([5000], 1))
+    abandoned.abandon()
+    abandoned.commit()
+    assert torch.equal(torn.residuals()["a"], before)
+    torn.send(torn.begin(attempt=1), gradients([5000], 1))  # never ends, is never told to stop
+    ends = [rank.step(gradients([5000], 2)) for rank in (plain, torn)]
+    assert torch.equal(ends[0][0], ends[1][0])
+    assert torch.equal(plain.residuals()["a"], torn.residuals()["a"])
+
+
 def test_memory_is_two_floats_for_each_quantised_coordinate():
     rank = OneRank(QSGD(bucket_size=64, min_numel=100, tail="full", error_feedback=0.5), SIZES)
     residuals, buffers = rank.compressor._training.residuals, set()

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 
+from hvd_adaptive.base.errors import RankMismatchError
 from hvd_adaptive.coding.payload import read_header
 from hvd_adaptive.optim import QSVRG, LocalRanks, Portion, theorem_parameters
 
@@ -111,6 +112,15 @@ def test_a_resumed_run_is_the_same_to_the_bit(dtype):
     assert torch.equal(runs[0].epoch(), runs[1].epoch()) and runs[1].point.dtype == dtype
     with pytest.raises(ValueError, match=r"state: point is \(5,\)"):
         runs[0].load_state_dict({"point": torch.zeros(5), "epochs": 1})
+
+
+def test_ranks_that_start_apart_are_told():
+    class Apart(LocalRanks):
+        def gather(self, own, name):
+            return [own[0], own[0] + 1]
+
+    with pytest.raises(RankMismatchError, match="rank 1 has another start"):
+        QSVRG(start(), LeastSquares().portions(2), lr=0.1, iterations=1, ranks=Apart(2))
 
 
 def make(**changes) -> QSVRG:
