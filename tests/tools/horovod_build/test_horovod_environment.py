@@ -104,7 +104,8 @@ def test_find_gpu_takes_no_script_named_nvcc_for_a_toolkit(cuda, file, monkeypat
 
 def test_what_is_read_of_torch(file, monkeypatch):
     about = "__version__ = '2.4.1+cu121'\ncuda: 'str | None' = '12.1'\n"
-    torch = SimpleNamespace(origin=str(file("version.py", about).with_name("__init__.py")))
+    origin = str(file("version.py", about).with_name("__init__.py"))
+    torch = SimpleNamespace(origin=origin, submodule_search_locations=None)  # coverage reads it
     monkeypatch.setattr(environment.importlib.util, "find_spec", lambda name: torch)
     for code, standard in (("'-std=c++17', '-std=c++20'", 20), ("prefix + 'c++17'", 17), ("", 20)):
         file("utils/cpp_extension.py", code)
