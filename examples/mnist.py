@@ -95,7 +95,7 @@ def make_parser() -> argparse.ArgumentParser:
         type=float,
         default=1800,
         metavar="SECONDS",
-        help="of a method, until its ranks are killed (1800)",
+        help="of a training, until its ranks are killed (1800)",
     )
     return parser
 

@@ -240,12 +240,12 @@ def run(args: argparse.Namespace, ranks: Ranks, method: Method, repeats: int) ->
     for name in FORWARDED:
         command += [f"--{name.replace('_', '-')}", str(getattr(args, name))]
     environment = ranks.environment() | {"OMP_NUM_THREADS": "1"}
-    job = Job(ranks.command(command), args.timeout, environment=environment, output=log)
+    job = Job(ranks.command(command), args.timeout * repeats, environment=environment, output=log)
     status = job.wait()
     if status == 0 and results.exists():
         return json.loads(results.read_text())
     reason = f"exit status {status}" if status else "no results were written"
     if status is None:
-        reason = f"did not end within {args.timeout:g} s, so its ranks were killed"
+        reason = f"did not end within {args.timeout * repeats:g} s, so its ranks were killed"
     tail = "\n".join(job.text().splitlines()[-30:])
     raise RanksError(f"{method.label}: {reason}. The end of {log}:\n{tail}")

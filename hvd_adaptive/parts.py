@@ -15,6 +15,7 @@ from hvd_adaptive.codec.codec import Codec, load_state, state_of
 logger = logging.getLogger("hvd_adaptive")
 
 LISTED = 4  # names in a warning
+ALIKE = 0.7  # of 1: a name that resembles a pattern so much is listed
 DDP, COMPILED = "module.", "_orig_mod."  # what wrappers add to names
 
 
@@ -181,12 +182,19 @@ def _idle(pattern: str, names: Sequence[str]) -> str:
     if any(fnmatchcase(name, pattern) for name in names):
         return "applies to no parameter: earlier patterns match all that it matches"
     bare = pattern.replace("*", "").lower()
-    by_part = {part: name for name in reversed(names) for part in [*name.lower().split("."), name]}
-    alike = difflib.get_close_matches(bare, by_part, LISTED)
     inside = [name for name in names if bare and bare in name.lower()]
-    close = list(dict.fromkeys([*inside, *(by_part[part] for part in alike)]))[:LISTED]
+    alike = [name for name in names if name not in inside and _likeness(bare, name) >= ALIKE]
+    alike.sort(key=lambda name: -_likeness(bare, name))
+    close = [*inside, *alike][:LISTED]
     hint = f"close names are {_quoted(close)}" if close else f"names are {_quoted(names[:LISTED])}"
     return f"matches no parameter; {hint}" if names else "matches no parameter, as there is none"
+
+
+def _likeness(bare: str, name: str) -> float:
+    """Return how much a pattern resembles a name, one of the name's parts, or its beginning."""
+    name = name.lower()
+    texts = {name, *name.split("."), name[: len(bare)]}
+    return max(difflib.SequenceMatcher(None, bare, text).ratio() for text in texts)
 
 
 def _quoted(names: Sequence[str]) -> str:

@@ -96,7 +96,7 @@ class Monitor:
         writer = "a torch.utils.tensorboard.SummaryWriter"
         self._writer = check_has("tensorboard", tensorboard, "add_scalar", writer)
         self._own = _checked_sinks(sinks)
-        self._every_rank = ranks == "all"
+        self._every_rank = isinstance(ranks, str) and ranks == "all"
         if not self._every_rank and (isinstance(ranks, str) or not isinstance(ranks, Collection)):
             raise ValueError(f"ranks={ranks!r}: must be a collection of ranks, or 'all'")
         numbers = () if self._every_rank else ranks

@@ -62,7 +62,7 @@ class AllGather(Collective):
     """Send ``data`` to every rank.
 
     Horovod's result is one tensor, because it does not return the ranks' lengths; payloads contain
-    them (``coding.payload.Row``). A few of its ranks on the CPU send to each other directly
+    them (``coding.payload.payloads_in``). A few of its ranks on the CPU send to each other directly
     (``World.sends_directly``); then the result has a tensor for each rank.
     """
 

@@ -14,6 +14,7 @@ the rests. Frames become larger. ``forget_lengths`` starts over.
 
 from __future__ import annotations
 
+import functools
 import socket
 import weakref
 import zlib
@@ -77,10 +78,14 @@ class TorchWorld(World):
             raise ValueError("process_group: this process is not a member of it")
         left = _left.get(group)
         self.group = left.pop() if left else _group_like(group)
-        self._device = _device_of(self.group)
         self._rooms: dict[str, torch.Tensor] = {}
         self._outgrown: set[str] = set()
         self._nodes: list[int] | None = None
+
+    @functools.cached_property
+    def _device(self) -> torch.device:
+        """Return the device of small arrays, at the first collective that sends some."""
+        return _device_of(self.group)
 
     def is_current(self) -> bool:
         try:

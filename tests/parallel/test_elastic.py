@@ -13,21 +13,22 @@ from script_runs import BIN, ROOT, run
 SECONDS = 240
 # How long a survivor may wait for one that was killed, and all do for one that starts.
 LIMIT = "HOROVOD_GLOO_TIMEOUT_SECONDS=40"
+TWO_HOSTS = "localhost:1\n127.0.0.1:1\n"
 pytestmark = [pytest.mark.parallel, pytest.mark.timeout(SECONDS + 20)]
 # Of 8 bits under L-infinity; without the others' part it would be above 0.5.
 TOLERANCE = 0.05
 
 
-def logs_of(folder: Path, ending: str):
+def logs_of(folder: Path, ending: str, hosts: str = TWO_HOSTS, most: int = 3):
     """Run elastic.py to its end by horovodrun, with hosts that change, which names of this machine
     stand in for; its output, and each host's lines, whose errors are small."""
     script = folder / "discover.sh"
     script.write_text(f"#!/bin/sh\ncat {folder}/hosts\n")
     script.chmod(0o755)
-    (folder / "hosts").write_text("localhost:1\n127.0.0.1:1\n")
+    (folder / "hosts").write_text(hosts)
     path = str(ROOT / "tests/parallel/ranks/elastic.py")
     command = ["env", LIMIT, str(BIN / "horovodrun"), "--host-discovery-script", str(script)]
-    command += ["-np", "2", "--min-np", "2", "--max-np", "3", "--network-interface", "lo"]
+    command += ["-np", "2", "--min-np", "2", "--max-np", str(most), "--network-interface", "lo"]
     told = run([*command, sys.executable, path, str(folder), ending], ROOT, SECONDS)
     assert "Traceback" not in told, told
     logs = {
@@ -72,6 +73,29 @@ def test_workers_come_and_go(tmp_path):
     assert first[-1]["steps"][:2] == [batches[-1]] * 2
     for losses in zip(*(entry["losses"] for entry in first), strict=True):
         assert sum(losses[-4:]) < 0.95 * sum(losses[:4])
+
+
+@pytest.mark.thorough
+def test_newcomers_go_on_when_all_first_workers_have_left(tmp_path):
+    """A host of two is added, and the first host of two taken away: the first rank is then one that
+    took its tables from a worker that is gone."""
+    _, logs = logs_of(tmp_path, "left", hosts="localhost:2\n", most=4)
+    first, second = logs["localhost"], logs["127.0.0.1"]
+    assert {e["size"] for e in first} == {2, 4} and {e["size"] for e in second} == {4, 2}
+    alone = [e for e in second if e["size"] == 2]
+    assert min(e["batch"] for e in alone) > max(e["batch"] for e in first)
+    by_step: dict[tuple[int, int], list[dict]] = {}
+    for entry in [*first, *second]:
+        by_step.setdefault((entry["batch"], entry["size"]), []).append(entry)
+    for (_, size), entries in by_step.items():
+        assert len(entries) >= size
+        alike = {(e["hash"], *e["steps"], *e["versions"], *e["tables"]) for e in entries}
+        assert len(alike) == 1
+    # Tables and steps go on where those of the workers that have left stopped.
+    last = max(first, key=lambda e: e["batch"])
+    begin = min(alone, key=lambda e: e["batch"])
+    assert begin["versions"][2] == last["versions"][2] == 3
+    assert begin["tables"] == last["tables"] and begin["steps"] > last["steps"]
 
 
 @pytest.mark.thorough

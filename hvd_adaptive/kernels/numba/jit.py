@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import functools
 import logging
 import multiprocessing
 import os
@@ -74,7 +75,7 @@ class HostCache:
         found = self._loaded(signature, target)
         if found is None and self._held is None:
             folder = Path(self._cache.cache_path)
-            _say_compiling(
+            _voice("compiling")(
                 "compiling kernels for this processor, for up to half a minute; they are kept in "
                 "%s for later runs (NUMBA_CACHE_DIR names another folder)",
                 folder,
@@ -129,7 +130,7 @@ def once_a_host(dispatcher: Any) -> Any:
 
 def warn_uncached(reason: str) -> None:
     """Warn, once, that compiled kernels are not kept."""
-    _say_uncached(
+    _voice("uncached")(
         "no folder keeps compiled kernels, so each process compiles them at every start, which "
         "takes some seconds: set the environment variable NUMBA_CACHE_DIR to a folder that can be "
         "written (%s)",
@@ -137,20 +138,23 @@ def warn_uncached(reason: str) -> None:
     )
 
 
-def _voice() -> WarnOnce:
-    """Return what logs a warning once, on one rank of a host, and not in its child processes."""
+@functools.cache
+def _voice(of: str) -> WarnOnce:
+    """Return what logs a warning ``of`` something once, on one rank of a host, and not in its child
+    processes.
+    """
     first = all(os.environ.get(name, "0") == "0" for name in LOCAL_RANK)
     return WarnOnce(logger, first and multiprocessing.parent_process() is None)
 
 
-_say_compiling, _say_uncached = _voice(), _voice()
 _one_at_a_time = threading.RLock()  # of threads that load or compile, as Numba itself demands
 
 
 def _begin_anew() -> None:
-    """Forget a lock that a thread of the parent holds; the thread is not in a forked process."""
+    """Forget a lock that a thread of the parent holds, and that the parent may warn."""
     global _one_at_a_time
     _one_at_a_time = threading.RLock()
+    _voice.cache_clear()
 
 
 os.register_at_fork(after_in_child=_begin_anew)

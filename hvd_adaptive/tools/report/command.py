@@ -49,7 +49,7 @@ def run(arguments: argparse.Namespace) -> int:
             return OK
         folder = source if source.is_dir() else source.parent
         output = arguments.output or folder / "report.html"
-        title = arguments.title or "/".join(folder.resolve().parts[-2:])
+        title = arguments.title or "/".join(folder.resolve().parts[-2:]).lstrip("/")
         from hvd_adaptive.tools.report.page import page
 
         output.write_text(page(logs, title), encoding="utf-8", errors="replace")

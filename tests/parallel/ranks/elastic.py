@@ -1,11 +1,12 @@
 """Trainings whose workers come and go (run by tests/parallel/test_elastic.py).
 
-python elastic.py FOLDER killed|local
+python elastic.py FOLDER killed|left|local
 
 FOLDER/hosts is what the discovery script prints; each worker writes FOLDER/<host>.log, a line of
 JSON a turn, with the error of averages: Horovod averages the same in float64. A host is added after
 turn ``grow``. ``later`` turns after it has come, the worker on the second host kills itself in the
-middle of a turn. "local" is LocalSGD, whose turns are rounds; others' turns are steps.
+middle of a turn; "left": the new host runs two workers, as the first one does, which is taken away
+instead. "local" is LocalSGD, whose turns are rounds; others' turns are steps.
 """
 
 from __future__ import annotations
@@ -125,28 +126,35 @@ def main(folder: Path, ending: str) -> None:
     host = os.environ["HOROVOD_HOSTNAME"]
     batch = batches(hvd.rank(), zlib.crc32(host.encode()) % 100)
     of = Rounds(batch) if ending == "local" else Steps(batch)
-    state = hvd.elastic.TorchState(**of.handled, batch=0, grown=-1)
+    state = hvd.elastic.TorchState(**of.handled, batch=0, grown=-1, shrunk=-1)
 
     @hvd.elastic.run
     def train(state):
         while not is_over(state):
             due = state.grown >= 0 and state.batch >= state.grown + of.later
-            entry = of.turn(dies=due and host == SECOND)
+            entry = of.turn(dies=due and ending != "left" and host == SECOND)
             state.batch += 1
             entry |= {"batch": state.batch, "size": hvd.size(), "hash": hash_of(*of.models)}
             with (folder / f"{host}.log").open("a") as log:
                 log.write(json.dumps(entry) + "\n")
             if state.batch == of.grow and hvd.rank() == 0:
                 with (folder / "hosts").open("a") as hosts:
-                    hosts.write(f"{ADDED}:1\n")
+                    hosts.write(f"{SECOND}:2\n" if ending == "left" else f"{ADDED}:1\n")
             if hvd.size() > WORKERS and state.grown < 0:
                 state.grown = state.batch
-            if state.batch >= of.grow and state.grown < 0:
-                time.sleep(0.1)  # until others are there
+            if hvd.size() == WORKERS and state.grown >= 0 and state.shrunk < 0:
+                state.shrunk = state.batch
+            leaves = ending == "left" and state.grown >= 0 and state.shrunk < 0
+            if leaves and state.batch == state.grown + of.later and hvd.rank() == 0:
+                (folder / "hosts").write_text(f"{SECOND}:2\n")
+            if leaves or (state.batch >= of.grow and state.grown < 0):
+                time.sleep(0.1)  # until others are there, or have left
             if state.batch % of.commit == 0:
                 state.commit()
 
     def is_over(state) -> bool:
+        if ending == "left":
+            return 0 <= state.shrunk <= state.batch - of.last
         return 0 <= state.grown <= state.batch - of.later - of.last
 
     train(state)

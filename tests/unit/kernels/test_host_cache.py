@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import fcntl
 import inspect
+import multiprocessing
 import os
 import subprocess
 import sys
@@ -96,12 +97,13 @@ class FakeDispatcher:
 def anew(monkeypatch):
     for name in jit.LOCAL_RANK:
         monkeypatch.delenv(name, raising=False)
-    say_anew(monkeypatch)
+    jit._voice.cache_clear()
 
 
-def say_anew(monkeypatch):
-    monkeypatch.setattr(jit, "_say_compiling", jit._voice())
-    monkeypatch.setattr(jit, "_say_uncached", jit._voice())
+def warn_in_child(caplog):
+    before = len(caplog.messages)
+    jit.warn_uncached("nowhere")
+    sys.exit(len(caplog.messages) - before)
 
 
 def held(folder):
@@ -184,8 +186,12 @@ def test_compilations_are_announced_once_a_host(tmp_path, monkeypatch, caplog):
         once_a_host(FakeDispatcher(tmp_path, {})).compile("f")
     (message,) = caplog.messages
     assert str(tmp_path) in message and "NUMBA_CACHE_DIR" in message
+    child = multiprocessing.get_context("fork").Process(target=warn_in_child, args=(caplog,))
+    child.start()
+    child.join()
+    assert child.exitcode == 0, "a child of the process has warned"
     monkeypatch.setenv("OMPI_COMM_WORLD_LOCAL_RANK", "1")
-    say_anew(monkeypatch)
+    jit._voice.cache_clear()
     once_a_host(FakeDispatcher(tmp_path, {})).compile("f")
     jit.warn_uncached("nowhere")
     assert caplog.messages == [message]

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 import torch
 from exact_errors import bucket_errors, relative_error
 from feedback_steps import OneRank
+from parcels import parcel
 from scheme_cases import schemes
 
 from hvd_adaptive import ALQ, ECDQ, ORQ, QCS, QSGD, TernGrad, simulate
+from hvd_adaptive.exchange.parcel import ERROR_BUCKETS
 
 BUCKET = 512
 TABLES = schemes(
@@ -146,3 +150,19 @@ def test_a_bucket_that_is_not_finite_counts_nothing():
     levels = rank.compressor.levels.numpy()
     wanted = relative_error(gradient[:BUCKET].numpy(), levels, BUCKET)
     assert rank.compressor.report()["relative_error"] == pytest.approx(wanted, rel=1e-4)
+
+
+def test_measure_takes_buckets_at_equal_distances():
+    """Of eight full buckets two that are four apart, whichever comes first."""
+    own, taken = QSGD(bits=4, bucket_size=BUCKET).parts.default, []
+    flat = torch.arange(8.0).repeat_interleave(BUCKET)
+
+    def squared_errors(sample, key):
+        taken.append([int(v) for v in sample.view(-1, BUCKET)[:, 0]])
+        return own.payloads.squared_errors(sample, key)
+
+    payloads = SimpleNamespace(squared_errors=squared_errors)
+    codec = SimpleNamespace(settings=own.settings, payloads=payloads)
+    parcel(codec, flat, flat.numel(), 1.0).measure(flat)
+    ((first, second),) = taken
+    assert (second - first) % 8 == 8 // ERROR_BUCKETS == 4
