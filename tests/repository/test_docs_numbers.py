@@ -167,5 +167,11 @@ def test_named_tests_exist(row):
         assert all(word in text for word in re.findall(r"\w+", case)), (name, case)
 
 
+def test_tests_that_other_pages_name_exist():
+    for page in (ROOT / "docs").glob("*.md"):
+        for file, name, _ in TEST.findall(page.read_text(encoding="utf-8")):
+            assert name in functions(ROOT / file), (page.name, file, name)
+
+
 def test_the_page_has_a_line_for_everything():
     assert len(rows()) >= 50
