@@ -48,8 +48,9 @@ def check_stall_warning(told: str) -> None:
     first, missing = " ".join(quoted.split()).split(" [...] ")
     assert first.replace("60 seconds", "1 seconds") in told, told
     heading, names = missing.split(" 1: [")
-    printed = re.search(rf"{heading}\n1: \[(.*)\]", told)
-    assert printed and set(names.rstrip("]").split(", ")) <= set(printed[1].split(", ")), told
+    printed = re.findall(rf"{heading}\n1: \[(.*)\]", told)  # a busy machine stalls elsewhere, too
+    wanted = set(names.rstrip("]").split(", "))
+    assert any(wanted <= set(listed.split(", ")) for listed in printed), told
 
 
 @pytest.mark.parallel
