@@ -41,7 +41,10 @@ TESTS = (
     "tests/unit/coding/test_coding.py",
     "tests/unit/schemes/test_orq_levels.py",
     "tests/unit/simulate/test_simulate_ranks.py",
-    *(f"tests/unit/test_{name}.py" for name in ("changes", "malformed_states", "streams")),
+    *(
+        f"tests/unit/test_{name}.py"
+        for name in ("changes", "hostile_gradients", "malformed_states", "streams")
+    ),
     "tests/golden",
 )
 QUIET = ["-q", "-x", "-p", "no:cacheprovider", "-p", "no:randomly", "--no-header", "--tb=line"]
