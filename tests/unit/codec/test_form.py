@@ -6,7 +6,7 @@ import copy
 
 import torch
 
-from hvd_adaptive import ALQ, ECDQ
+from hvd_adaptive import ALQ, ECDQ, QSGD
 from hvd_adaptive.codec.payloads import MOST_FORMS
 from hvd_adaptive.coding.header import Frame
 from hvd_adaptive.coding.payload import read_header
@@ -118,3 +118,13 @@ def test_few_forms_are_kept():
     for count in range(MOST_FORMS + 100):
         payloads.form(Frame(count, 0, torch.float32, 0))
     assert 0 < len(payloads._forms[1]) <= MOST_FORMS
+
+
+def test_averages_stay_finite_and_sums_do_not():
+    """Levels of 6e4 in float16 are up to 4.8e5, the buckets' L2 norm."""
+    payloads = QSGD(bits=2, bucket_size=64).parts.default.payloads
+    flat = torch.full((64,), 6e4, dtype=torch.float16)
+    encoded = [payloads.encode(flat, 64, key) for key in range(2)]
+    received, header = [payload.bytes for payload in encoded], encoded[0].header
+    average, total = (payloads.sum(received, header, factor) for factor in (0.5, 1.0))
+    assert average.max() == torch.finfo(torch.float16).max and total.isinf().any()
