@@ -226,8 +226,7 @@ def compression_hook(
     _check_call(state, bucket, others)
     session = state.session
     session.was_used = True
-    if state.compressor._training.connection is not session:
-        session.reconnect()
+    session.reconnect()
     taken = Bucket.of(bucket)
     if dist.get_world_size(session.group) == 1:
         taken.future.set_result(taken.buffer)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import itertools
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -150,9 +151,15 @@ class Updates:
         due = self.at(step)
         return due.first or due.second
 
-    def prepare_second_stages(self, ranks: int, labels: Sequence[str], step: int) -> None:
-        """Make the second stages of parts before ``step``, at which new tables are fitted."""
-        for label in labels:
+    def prepare_second_stages(
+        self, averages_of: Sequence[int], labels: Sequence[str], step: int
+    ) -> None:
+        """Make the second stages of parts before ``step``, at which new tables are fitted. For
+        ``averages_of`` see Exchange; if it is empty, there are none.
+        """
+        if not averages_of:
+            return
+        for ranks, label in itertools.product(averages_of, labels):
             self._codecs[label].second_stage(ranks)
         for second in self._seconds(labels).values():
             if second.table_version == 0 and not second.fit_requested:

@@ -298,9 +298,7 @@ class Payloads:
         The error is the expected one if the quantiser ``knows_errors`` and no zeros are left out,
         which would change the buckets; else that of one draw by ``key``.
         """
-        if self.quantizer.knows_errors and (
-            not self.quantizer.leaves_zeros_out or self.zeros_of(flat) is None
-        ):
+        if self.quantizer.knows_errors and self.zeros_of(flat) is None:
             return self.quantizer.expected_errors(flat)
         size = self.quantizer.settings.bucket_size
         error = self.roundtrip(flat, key).sub_(flat)

@@ -72,7 +72,7 @@ class Plain(ScatterReduceExchange):
         begin = time.perf_counter()
         parcel.measure(flat, plain.dtype)
         reducing = super().reduce(plain, flat.to(plain.dtype), values[:0])
-        parcel.meter.add(parcel.index, encode_s=time.perf_counter() - begin)
+        parcel.spent("encode_s", begin)
         del flat, values
         return (yield from reducing)
 

@@ -165,7 +165,7 @@ class AllgatherExchange(Exchange):
         quantized, full = out[: parcel.quantized], out[parcel.quantized :]
         payloads.sum_into(received, frame, parcel.factor, quantized, full)
         result = parcel.narrowed(out, parcel.quantized, self.ranks)
-        parcel.meter.add(parcel.index, decode_s=time.perf_counter() - begin)
+        parcel.spent("decode_s", begin)
         return result
 
 

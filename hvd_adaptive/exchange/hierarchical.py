@@ -175,7 +175,7 @@ class HierarchicalExchange(Exchange):
         if topology.shares_one_node:
             parcel.measure(flat, flat.dtype)
         request = [topology.inside(AllToAll(_copied(flat, slices)))]
-        parcel.meter.add(parcel.index, encode_s=time.perf_counter() - begin)
+        parcel.spent("encode_s", begin)
         del flat, values
         parts = yield request.pop()
         failures: list[PayloadError] = []

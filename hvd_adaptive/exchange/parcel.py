@@ -136,10 +136,12 @@ class Parcel:
         """Return the result of ``ranks`` ranks in the group's dtype; ``wide`` may change, and sums
         are not limited.
         """
-        if wide.dtype == self.dtype:
-            return wide
         averages = self.factor * ranks < 1 + 1e-6
         return narrowed(wide, quantized if averages else 0, self.dtype)
+
+    def spent(self, figure: str, begin: float) -> None:
+        """Add the seconds since ``begin`` to a figure of the step and of the group."""
+        self.meter.add(self.index, **{figure: time.perf_counter() - begin})
 
     def encoded(self, payloads: Sequence[Encoded], values: torch.Tensor, begin: float) -> None:
         """Record this rank's payloads: their bytes, their error and the residual after this step.

@@ -179,7 +179,7 @@ class ScatterReduceExchange(Exchange):
         expected = parcel.frame(own.quantized, own.full)
         quantized, full = mean[: own.quantized], mean[own.quantized :]
         parcel.codec.payloads.sum_into(payloads, expected, parcel.factor, quantized, full)
-        parcel.meter.add(parcel.index, decode_s=time.perf_counter() - begin)
+        parcel.spent("decode_s", begin)
         return mean
 
     def gather(self, parcel: Parcel, mean: torch.Tensor | PayloadError) -> Route:
@@ -198,7 +198,7 @@ class ScatterReduceExchange(Exchange):
         else:
             begin = time.perf_counter()
             sent = self._encoded_mean(parcel, mean)
-            parcel.meter.add(parcel.index, encode_s=time.perf_counter() - begin)
+            parcel.spent("encode_s", begin)
 
         averages = yield AllGather(sent)
 
@@ -206,7 +206,7 @@ class ScatterReduceExchange(Exchange):
             raise mean
         begin = time.perf_counter()
         result = self._decoded(parcel, averages)
-        parcel.meter.add(parcel.index, decode_s=time.perf_counter() - begin)
+        parcel.spent("decode_s", begin)
         return result
 
     def _encoded_chunks(

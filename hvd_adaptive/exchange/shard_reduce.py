@@ -58,7 +58,7 @@ class ShardReduce(ScatterReduceExchange):
         sections = mean[: own.quantized], mean[own.quantized :]
         verify = payloads.sum_known(received, form, keys, parcel.factor, *sections)
         parcel.unchecked.append(verify)
-        parcel.meter.add(parcel.index, decode_s=time.perf_counter() - begin)
+        parcel.spent("decode_s", begin)
         return mean
 
     def _chunks(self, codec: Codec, quantized: int, full: int) -> Sequence[Chunk]:

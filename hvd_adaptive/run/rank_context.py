@@ -124,8 +124,8 @@ class RankContext:
         if not self.exchange.is_set_up or self._prepared == wanted:
             return
         self._prepared = wanted
-        for averages in self.exchange.averages_of:
-            self.compressor._training.updates.prepare_second_stages(averages, self.parts, step)
+        updates = self.compressor._training.updates
+        updates.prepare_second_stages(self.exchange.averages_of, self.parts, step)
 
     def buffer(
         self, use: str, coordinates: int, dtype: torch.dtype, device: torch.device

@@ -173,11 +173,12 @@ class Step(ABC):
     def failed_everywhere(self) -> dict[int, int]:
         """Return the groups that could not be read, by rank, after all were received."""
         if self._failed is None:
-            trips, world = self._trips, self.binding.world
-            row = [] if trips.residuals is None else trips.row(trips.residuals)
-            self._failed, rows = self._failures.everywhere(world, trips.name("corrupt"), row)
-            if trips.residuals is not None:
-                trips.agree(trips.residuals, rows)
+            trips, residuals = self._trips, self._trips.residuals
+            row = [] if residuals is None else residuals.row(self._meter.errors())
+            name = trips.name("corrupt")
+            self._failed, rows = self._failures.everywhere(self.binding.world, name, row)
+            if residuals is not None:
+                trips.weights, trips.error = residuals.agreed(self.number, rows)
         return self._failed
 
     def describe(self) -> str:

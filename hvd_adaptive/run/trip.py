@@ -85,7 +85,7 @@ class Trips:
 
     1. ``trip`` takes a group from the gradients to their average.
     2. ``hold`` excludes members that no rank has a gradient of.
-    3. After the last trip ranks exchange ``row``, and ``agree`` on the next weights of residuals.
+    3. After the last trip ranks agree on ``weights`` and ``error`` (``Residuals.agreed``).
     4. ``commit`` ends the step: residuals become what was not sent. ``abandon`` gives it up.
 
     Args:
@@ -94,7 +94,8 @@ class Trips:
     Attributes:
         number: The step, until ranks that differ in it have compared.
         residuals: Residuals of this rank, laid out for the step; None without error feedback.
-        error: The error that every rank must raise after ``agree``, or None.
+        weights: Weights of residuals in the next step, the same on every rank.
+        error: The error that every rank must raise, or None.
         incomplete: Groups that are sent with zeros for gradients that are missing, because the step
             is given up.
     """
@@ -120,7 +121,7 @@ class Trips:
         self._after: dict[int, torch.Tensor] = {}  # the groups' residuals after this step
         self._absent: list[int] = []
         self._finite = None if residuals is None else Finite()
-        self._weights: Weights | None = None  # of the next step
+        self.weights: Weights | None = None
         self.error: ResidualError | None = None
         self.incomplete: set[int] = set()
         looks = compressor.parts.looks_for_zeros and exchange.rank == 0
@@ -165,14 +166,6 @@ class Trips:
         """Keep the residual of a member: its average is not applied, as no rank has a gradient."""
         self._absent.append(slot)
 
-    def row(self, residuals: Residuals) -> list[float]:
-        """Return what the other ranks must know of this rank's residuals; see ``Residuals.row``."""
-        return residuals.row(self._meter.errors())
-
-    def agree(self, residuals: Residuals, rows: Sequence[Sequence[float]]) -> None:
-        """Take the next weights of residuals from all ranks' ``row``, the same on every rank."""
-        self._weights, self.error = residuals.agreed(self.number, rows)
-
     def abandon(self) -> None:
         """Give the step up: residuals stay as they are."""
         self._after.clear()
@@ -188,7 +181,7 @@ class Trips:
             for index, piece in self._layout.pieces_of[slot]:
                 if index in self._after:
                     self.residuals.hold(index, piece.in_group, self._after[index])
-        self.residuals.commit(self._after, self._finite.ask(), self._weights)
+        self.residuals.commit(self._after, self._finite.ask(), self.weights)
         self._after = {}
 
     def quantized(self, index: int) -> int:

@@ -172,8 +172,7 @@ class Ranks:
             return False
         exchange, updates = self._exchanges[0], self.compressor._training.updates
         parts = exchange.parts_among(self.layout.groups)
-        for averages in exchange.averages_of:
-            updates.prepare_second_stages(averages, parts, step)
+        updates.prepare_second_stages(exchange.averages_of, parts, step)
         return updates.at(step).samples
 
     def refit(self, step: int) -> None:
@@ -216,7 +215,7 @@ class Ranks:
             norm += float(wide.square().sum())
         self.relative_error = error / norm if norm else 0.0
         if self.residuals:
-            _agree(everyone, self.residuals)
+            _agree(everyone, self.residuals, meters)
         for slot in set.intersection(*self._missing):
             for index, piece in self.layout.pieces_of[slot]:
                 results[index][piece.in_group] = 0.0
@@ -295,11 +294,13 @@ class Ranks:
         return average
 
 
-def _agree(everyone: Sequence[Trips], residuals: Sequence[Residuals]) -> None:
+def _agree(
+    everyone: Sequence[Trips], residuals: Sequence[Residuals], meters: Sequence[StepMeter]
+) -> None:
     """Exchange what ranks must know of each other's residuals; raise the error of all of them."""
-    rows = [trips.row(own) for trips, own in zip(everyone, residuals, strict=True)]
+    rows = [own.row(meter.errors()) for own, meter in zip(residuals, meters, strict=True)]
     for trips, own in zip(everyone, residuals, strict=True):
-        trips.agree(own, rows)
+        trips.weights, trips.error = own.agreed(trips.number, rows)
     if error := next((trips.error for trips in everyone if trips.error is not None), None):
         for trips in everyone:
             trips.abandon()

@@ -69,7 +69,7 @@ def test_a_loaded_second_stage_waits_for_its_retry(is_half_dead):
     old = make()
     train(make_model(is_half_dead), old, STEPS)
     new = loaded(make, old)
-    new._training.updates.prepare_second_stages(3, [""], STEPS)
+    new._training.updates.prepare_second_stages((3,), [""], STEPS)
     due = [s for s in range(STEPS, 40) if new._training.updates.at(s).second]
     assert due == [s for s in range(STEPS, 40) if old._training.updates.at(s).second]
     assert due == ([7] if is_half_dead else []), "after steps 0, 1 and 3"
