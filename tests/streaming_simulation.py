@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -70,10 +71,11 @@ class FragmentRanks(Ranks):
             return super()._exchanged(index, everyone)
         return torch.zeros_like(self.flats[index][0])
 
-    def _samples(self, rank: int, step: int) -> Callable[[int, str], Any]:
-        trips = self._trips(rank, step)
+    def _update(self, rank: int, step: int, sync: Any) -> None:
         sent = [group for group in self.layout.groups if self._is_sent(group)]
-        return lambda count, part: trips.samples(sent, count, part)
+        samples = functools.partial(self._trips(rank, step).samples, sent)
+        parts = self._exchanges[rank].parts_among(self.layout.groups)
+        self._scheme._training.updates.run(step, samples, sync, parts, rank)
 
 
 @dataclass
