@@ -26,6 +26,7 @@ import tempfile
 import time
 from collections import Counter
 from collections.abc import Callable
+from concurrent.futures import ProcessPoolExecutor, as_completed
 from pathlib import Path
 
 import hypothesis  # noqa: F401
@@ -33,6 +34,7 @@ import numba  # noqa: F401
 import pytest
 import torch  # noqa: F401
 from mutants import mutants, mutated
+from tqdm import tqdm
 
 ROOT = Path(__file__).resolve().parents[2]
 FOLDERS = ("codec", "exchange", "run")
@@ -193,25 +195,41 @@ def found_by_ranks(file: str, index: int, output: Path) -> bool:
     return forked(work, output, 300) != 0
 
 
+def tried(file: str, index: int, lines: dict[str, list[str]], folder: Path) -> tuple[str, str]:
+    """Return the verdict of a mutant, and what it changes."""
+    mutant = mutants(ast.parse(Path(file).read_text(encoding="utf-8")))[index]
+    output = folder / f"{os.getpid()}.log"
+    told = verdict(file, index, lines.get(str(mutant.line), []), output)
+    if told in ("survived", "no test") and found_by_ranks(file, index, output):
+        told = "found by ranks"
+    return told, f"{file}:{mutant.line} {mutant.before!r} -> {mutant.after!r}"
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--mutants", type=int, default=130, help="how many (default: %(default)s)")
     parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--jobs", type=int, default=os.cpu_count(), help="mutants at a time")
     own = parser.parse_args()
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     counts: dict[str, Counter[str]] = {name: Counter() for name in FOLDERS}
     os.chdir(ROOT)
-    with tempfile.TemporaryDirectory() as name:
-        log, lines = Path(name, "log"), noted_lines(Path(name))
-        for file, index in sample(own.mutants, own.seed):
-            mutant = mutants(ast.parse(Path(file).read_text(encoding="utf-8")))[index]
-            told = verdict(file, index, lines.get(file, {}).get(str(mutant.line), []), log)
-            if told in ("survived", "no test") and found_by_ranks(file, index, log):
-                told = "found by ranks"
-            counts[file.split("/")[1]][told] += 1
+    with (
+        tempfile.TemporaryDirectory() as name,
+        ProcessPoolExecutor(own.jobs, multiprocessing.get_context("fork")) as processes,
+    ):
+        lines = noted_lines(Path(name))
+        drawn = sample(own.mutants, own.seed)
+        trials = {
+            processes.submit(tried, file, index, lines.get(file, {}), Path(name)): file
+            for file, index in drawn
+        }
+        for trial in tqdm(as_completed(trials), total=len(trials), unit="mutant", disable=None):
+            told, change = trial.result()
+            counts[trials[trial].split("/")[1]][told] += 1
             if told != "found":
-                change = f"{mutant.before!r} -> {mutant.after!r}"
-                print(f"{told}: {file}:{mutant.line} {change}", flush=True)
+                tqdm.write(f"{told}: {change}")
+                sys.stdout.flush()
     print(f"| folder | mutants | {' | '.join(VERDICTS)} |\n|{' --- |' * (2 + len(VERDICTS))}")
     for name, of_folder in counts.items():
         cells = [of_folder.total(), *(of_folder[told] for told in VERDICTS)]
