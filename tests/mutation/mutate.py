@@ -53,6 +53,7 @@ QUIET = ["-q", "-x", "-p", "no:cacheprovider", "-p", "no:randomly", "--no-header
 RANKS = ROOT / "tests/parallel/ddp"
 TIMED_OUT = -1
 MOST_TESTS, SECONDS = 200, 100.0  # of tests for each mutant
+RANKS_SECONDS = 900.0  # of the checks of two ranks, each of which has a limit of its own
 VERDICTS = ("found", "timed out", "found by ranks", "survived", "no test")
 
 
@@ -192,7 +193,7 @@ def found_by_ranks(file: str, index: int, output: Path) -> bool:
             return int(end.code or 0)
         return 0
 
-    return forked(work, output, 300) != 0
+    return forked(work, output, RANKS_SECONDS) != 0
 
 
 def tried(file: str, index: int, lines: dict[str, list[str]], folder: Path) -> tuple[str, str]:
