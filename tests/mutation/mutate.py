@@ -215,22 +215,23 @@ def main() -> int:
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     counts: dict[str, Counter[str]] = {name: Counter() for name in FOLDERS}
     os.chdir(ROOT)
-    with (
-        tempfile.TemporaryDirectory() as name,
-        ProcessPoolExecutor(own.jobs, multiprocessing.get_context("fork")) as processes,
-    ):
+    processes = ProcessPoolExecutor(own.jobs, multiprocessing.get_context("fork"))
+    with tempfile.TemporaryDirectory() as name:
         lines = noted_lines(Path(name))
         drawn = sample(own.mutants, own.seed)
         trials = {
             processes.submit(tried, file, index, lines.get(file, {}), Path(name)): file
             for file, index in drawn
         }
-        for trial in tqdm(as_completed(trials), total=len(trials), unit="mutant", disable=None):
-            told, change = trial.result()
-            counts[trials[trial].split("/")[1]][told] += 1
-            if told != "found":
-                tqdm.write(f"{told}: {change}")
-                sys.stdout.flush()
+        try:
+            for trial in tqdm(as_completed(trials), total=len(trials), unit="mutant", disable=None):
+                told, change = trial.result()
+                counts[trials[trial].split("/")[1]][told] += 1
+                if told != "found":
+                    tqdm.write(f"{told}: {change}")
+                    sys.stdout.flush()
+        finally:
+            processes.shutdown(cancel_futures=True)
     print(f"| folder | mutants | {' | '.join(VERDICTS)} |\n|{' --- |' * (2 + len(VERDICTS))}")
     for name, of_folder in counts.items():
         cells = [of_folder.total(), *(of_folder[told] for told in VERDICTS)]
