@@ -81,6 +81,7 @@ class TorchWorld(World):
         self._rooms: dict[str, torch.Tensor] = {}
         self._outgrown: set[str] = set()
         self._nodes: list[int] | None = None
+        self._is_closed = False
 
     @functools.cached_property
     def _device(self) -> torch.device:
@@ -100,7 +101,8 @@ class TorchWorld(World):
         Every rank must call this at the same place, and not use this world afterwards. The group is
         not destroyed: PyTorch 2.13 then fails to make another of the same ranks.
         """
-        if self.is_current():
+        if self.is_current() and not self._is_closed:
+            self._is_closed = True
             _left.setdefault(self._given, []).append(self.group)
 
     def forget_lengths(self) -> None:

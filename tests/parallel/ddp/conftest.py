@@ -11,10 +11,26 @@ from ddp_oracles import Training, gathered
 from repeatable import first_compressors
 
 from hvd_adaptive.hooks.ddp.early import EarlyGroups
+from hvd_adaptive.transport.torch_world import TorchWorld
 
 __all__ = ["first_compressors"]
 FOLDER = Path(__file__).parent
 SHARE = 3
+
+
+@pytest.fixture(autouse=True)
+def groups_are_left(monkeypatch):
+    """Leave the process groups that a check has made to the next one: each has a thread of Gloo."""
+    made, construct = [], TorchWorld.__init__
+
+    def recorded(world, *arguments, **keywords):
+        construct(world, *arguments, **keywords)
+        made.append(world)
+
+    monkeypatch.setattr(TorchWorld, "__init__", recorded)
+    yield
+    for world in made:
+        world.close()
 
 
 @pytest.fixture
