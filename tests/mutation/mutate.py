@@ -40,14 +40,15 @@ ROOT = Path(__file__).resolve().parents[2]
 OF_RANKS = ("exchange", "run")
 FOLDERS = ("codec", *OF_RANKS)
 TESTS = (
-    *(f"tests/unit/{name}" for name in ("codec", "exchange", "hooks", "monitor", "run")),
+    *(f"tests/unit/{name}" for name in ("adapt", "codec", "exchange", "hooks", "monitor", "run")),
+    "tests/unit/schemes",
     "tests/unit/coding/test_coding.py",
-    "tests/unit/schemes/test_orq_levels.py",
     "tests/unit/simulate/test_simulate_ranks.py",
     *(
         f"tests/unit/test_{name}.py"
         for name in ("changes", "hostile_gradients", "malformed_states", "streams")
     ),
+    "tests/oracle",
     "tests/golden",
 )
 QUIET = ["-q", "-x", "-p", "no:cacheprovider", "-p", "no:randomly", "--no-header", "--tb=line"]
@@ -212,6 +213,13 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--mutants", type=int, default=130, help="how many (default: %(default)s)")
     parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument(
+        "--folders",
+        nargs="+",
+        choices=FOLDERS,
+        default=FOLDERS,
+        help="try the faults of these alone",
+    )
     parser.add_argument("--jobs", type=int, default=os.cpu_count(), help="mutants at a time")
     own = parser.parse_args()
     signal.signal(signal.SIGTERM, signal.default_int_handler)
@@ -220,7 +228,8 @@ def main() -> int:
     processes = ProcessPoolExecutor(own.jobs, multiprocessing.get_context("fork"))
     with tempfile.TemporaryDirectory() as name:
         lines = noted_lines(Path(name))
-        drawn = sample(own.mutants, own.seed)
+        everyone = sample(own.mutants, own.seed)
+        drawn = [(file, index) for file, index in everyone if file.split("/")[1] in own.folders]
         trials = {
             processes.submit(tried, file, index, lines.get(file, {}), Path(name)): file
             for file, index in drawn
