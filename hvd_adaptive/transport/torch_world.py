@@ -256,12 +256,32 @@ def _group_like(group: dist.ProcessGroup) -> dist.ProcessGroup:
     """Return a new group of the same ranks, backends and time limit, which only they create."""
     device = torch.device("cpu" if "cpu:" in str(dist.get_backend_config(group)) else "cuda")
     options = getattr(group._get_backend(device), "options", None)
-    return dist.new_group(
+    fillers = _fillers(group)
+    made = dist.new_group(
         dist.get_process_group_ranks(group),
         timeout=getattr(options, "_timeout", None),
         backend=dist.get_backend_config(group),
         use_local_synchronization=True,
     )
+    for filler in fillers:
+        dist.destroy_process_group(filler)
+    return made
+
+
+def _fillers(group: dist.ProcessGroup) -> list[dist.ProcessGroup]:
+    """Return groups of this rank alone, with which all ranks of ``group`` have as many groups.
+
+    PyTorch includes the number of a process's groups in the name under which the ranks of a new
+    group find each other, and programs may have groups of which not all ranks are members.
+    """
+    count = len(dist.distributed_c10d._world.pg_names)
+    most = torch.tensor([count], device=_device_of(group))
+    dist.all_reduce(most, dist.ReduceOp.MAX, group=group)
+    alone = [dist.get_rank()]
+    return [
+        dist.new_group(alone, backend="gloo", use_local_synchronization=True)
+        for _ in range(int(most) - count)
+    ]
 
 
 def _device_of(group: dist.ProcessGroup) -> torch.device:

@@ -29,6 +29,17 @@ def test_groups():
     average([result], compressor)
 
 
+def test_groups_that_not_all_ranks_are_members_of():
+    """The program's own: ranks then have different numbers of groups."""
+    for _ in range(2):
+        dist.new_group([0])
+    group = dist.new_group()  # no group of a closed world is there
+    for step in range(2):
+        (result,) = average(drawn(RANK, step)[:1], QSGD(bits=8, norm="linf"), group=group)
+        wanted = torch.stack([drawn(rank, step)[0] for rank in range(RANKS)]).mean(0)
+        assert (result - wanted).norm() < 0.02 * wanted.norm()
+
+
 def test_one_compressor_serves_one_caller():
     model = torch.nn.Linear(3, 3)
     compressor = QSGD(bits=4)
