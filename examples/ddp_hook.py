@@ -44,7 +44,8 @@ def parse(words: list[str] | None) -> argparse.Namespace:
         help=f"one of {', '.join(names)} (alq)",
     )
     parser.add_argument("--bits", type=float, help="of a code, sign included; of ECDQ any number")
-    parser.add_argument("--exchange", help="how payloads travel (allgather)")
+    travel = "how payloads travel (allgather up to 3 ranks, scatter_reduce beyond)"
+    parser.add_argument("--exchange", help=travel)
     parser.add_argument(
         "--error-feedback",
         type=lambda text: text if text == "auto" else float(text),

@@ -64,7 +64,8 @@ def make_parser(description: str | None, **defaults: object) -> argparse.Argumen
         help="steps at which the level table is refitted",
     )
     method.add_argument("--coding", help="lossless coding of the codes (fixed)")
-    method.add_argument("--exchange", help="how payloads travel (allgather)")
+    travel = "how payloads travel (allgather up to 3 ranks, scatter_reduce beyond)"
+    method.add_argument("--exchange", help=travel)
     parser.add_argument("--no-cuda", action="store_true", help="run on the CPU")
     parser.set_defaults(**dict.fromkeys(OPTIONS) | defaults)
     return parser
