@@ -186,6 +186,36 @@ class Log:
 
 
 KINDS = {"start": "starts", "table": "tables", "step": "steps", "warning": "warnings"}
+NUMBER = int | float
+FIGURES = (
+    *("coordinates", "uncompressed_bytes", "payload_bytes", "wire_bytes", "relative_error"),
+    *(*SECONDS, "flight_s", "step_s", "blocked_s", "arrival_s"),
+)
+MEANS = {f"{name}?": NUMBER for name in FIGURES}
+# The forms of what is read of each record: a type, integers of a range, (the form of all items),
+# [a form of each item], or {field: form}; a field with "?" may be missing or null.
+FORMS: dict[str, dict[str, Any]] = {
+    "start": {
+        **dict.fromkeys(("scheme", "version", "torch", "host"), str),
+        "rank": int,
+        "ranks": range(1, 2**31),
+        "stock?": {"float32": NUMBER, "float16?": NUMBER},
+        "groups": (
+            {
+                **dict.fromkeys(("group", "coordinates", "quantized"), int),
+                **dict.fromkeys(("part", "dtype", "exchange"), str),
+                "members": ([str, int, int],),
+            },
+        ),
+    },
+    "table": {"step": int, "part": str, "version": int, "levels": (NUMBER,)},
+    "step": {
+        **dict.fromkeys(("step", "steps", "peak_bytes", "non_finite"), int),
+        **MEANS,
+        "groups": ({"group": int, **MEANS},),
+    },
+    "warning": {"text": str},
+}
 
 
 def read_logs(path: Path) -> list[Log]:
@@ -230,10 +260,28 @@ def _records(file: Path) -> Iterator[dict[str, Any]]:
     for number, line in enumerate(lines, 1):
         try:
             record = json.loads(line)
-            known = record["kind"] in KINDS and isinstance(record["compressor"], int)
+            form = {"compressor": int, "time": NUMBER, **FORMS[record["kind"]]}
+            known = _has(record, form)
         except (ValueError, KeyError, TypeError):
             known = False
         if known:
             yield record
         elif line.strip():
             logger.warning("%s: line %d is no record, skipped", file, number)
+
+
+def _has(value: Any, form: Any) -> bool:
+    """Return whether a value of JSON has a form, as in ``FORMS``."""
+    if isinstance(form, dict):
+        return isinstance(value, dict) and all(
+            _has(value.get(name.rstrip("?")), own)
+            or (name.endswith("?") and value.get(name[:-1]) is None)
+            for name, own in form.items()
+        )
+    if isinstance(form, tuple):
+        return isinstance(value, list) and all(_has(one, form[0]) for one in value)
+    if isinstance(form, list):
+        return isinstance(value, list) and len(value) == len(form) and all(map(_has, value, form))
+    if isinstance(form, range):
+        return isinstance(value, int) and value in form
+    return isinstance(value, form)

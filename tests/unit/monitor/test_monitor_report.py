@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import html
 import io
 import json
+import operator
 import re
 import subprocess
 import sys
 import xml.etree.ElementTree as ET
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -107,6 +110,47 @@ def test_restarts_follow_each_other_and_cut_lines_are_left_out(folder, caplog):
     assert [record["step"] for record in log.steps] == [9, 19, 20, 21]
     assert [record["ranks"] for record in log.starts] == [4, 2]
     assert "line 6 is no record" in caplog.text
+
+
+def fields(record: dict | list, path: tuple = ()) -> Iterator[tuple]:
+    """Paths of all values in a record."""
+    for name, value in record.items() if isinstance(record, dict) else enumerate(record):
+        yield (*path, name)
+        if isinstance(value, (dict, list)):
+            yield from fields(value, (*path, name))
+
+
+def test_a_record_of_another_form_is_left_out(tmp_path, caplog):
+    """Any field may be missing, or hold anything: what is not left out is reported."""
+    page = pytest.importorskip("hvd_adaptive.tools.report.page")
+    stock = {"float32": 0.02, "float16": 0.005}
+    warning = {"kind": "warning", "compressor": 0, "time": 2.5, "text": "it hurts"}
+    whole = [start(1, stock=stock), table(1.5, 0, 1), warning, step(2, 9, 10)]
+    path, skipped = tmp_path / "x.jsonl", 0
+    for record in whole:
+        for *parents, name in fields(record):
+            for value in (None, "x", 0, [], {}):
+                copy = json.loads(json.dumps(record))
+                parent = functools.reduce(operator.getitem, parents, copy)
+                parent[name] = value
+                caplog.clear()
+                write(path, copy, *whole)
+                (log,) = read_logs(path)
+                assert describe(log)["steps"] >= 10 and page.tiles(describe(log))
+                skipped += "line 1 is no record, skipped" in caplog.text
+    assert skipped > 250
+
+
+def test_a_start_without_its_rank(tmp_path, capsys):
+    (tmp_path / "x.jsonl").write_text('{"kind":"start","compressor":0}\n')
+    assert main(["report", str(tmp_path / "x.jsonl")]) == 1
+    assert "has no finished step" in capsys.readouterr().err
+
+
+def test_a_page_that_cannot_be_written(folder, tmp_path, capsys):
+    pytest.importorskip("matplotlib")
+    assert main(["report", str(folder), "--output", str(folder)]) == 1
+    assert capsys.readouterr().err.replace("\n", "") == f"error: {folder}: Is a directory"
 
 
 def test_the_lowest_rank_of_each_compressor_is_read(tmp_path):
