@@ -14,6 +14,7 @@ import sys
 from collections.abc import Sequence
 
 from hvd_adaptive._version import __version__
+from hvd_adaptive.tools import output
 from hvd_adaptive.tools.bench import command as bench
 from hvd_adaptive.tools.doctor import command as doctor
 from hvd_adaptive.tools.install import command as install
@@ -40,11 +41,27 @@ def make_parser() -> argparse.ArgumentParser:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line and return the exit status."""
-    arguments = make_parser().parse_args(argv)
     try:
-        return arguments.run(arguments)
+        try:
+            arguments = make_parser().parse_args(argv)
+            return arguments.run(arguments)
+        finally:
+            _flush()
     except BrokenPipeError:  # the reader has seen enough: `hvd-adaptive schemes | head`
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 0
+        status = output.OK
+    except OSError as error:  # standard output's disk is full, or a file cannot be written
+        where = "" if error.filename is None else f"{error.filename}: "
+        output.print_failure(OSError(f"{where}{error.strerror or error}"))
+        status = output.PROBLEM
     except KeyboardInterrupt:
         return INTERRUPTED
+    try:
+        _flush()
+    except OSError:  # Python would try again at exit
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    return status
+
+
+def _flush() -> None:
+    """Flush standard output, which may be closed."""
+    print(end="", flush=True)

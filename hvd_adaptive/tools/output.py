@@ -37,15 +37,22 @@ def script_parser(documentation: str | None) -> argparse.ArgumentParser:
     return argparse.ArgumentParser(description=documentation, formatter_class=form)
 
 
+class _Console(Console):
+    """Console that leaves a reader who closes the pipe to ``tools.cli``."""
+
+    def on_broken_pipe(self) -> None:
+        raise BrokenPipeError
+
+
 def console() -> Console:
     """Return standard output's console.
 
     If standard output is no terminal, the console is ``COLUMNS`` characters wide, or ``WIDTH`` if
     this variable is not set.
     """
-    own = Console(highlight=False)
+    own = _Console(highlight=False)
     wide = own.is_terminal or os.environ.get("COLUMNS", "").isdecimal()
-    return own if wide else Console(width=WIDTH, highlight=False)
+    return own if wide else _Console(width=WIDTH, highlight=False)
 
 
 def errors() -> Console:

@@ -53,9 +53,7 @@ def run(arguments: argparse.Namespace) -> int:
         from hvd_adaptive.tools.report.page import page
 
         output.write_text(page(logs, title), encoding="utf-8", errors="replace")
-    except BrokenPipeError:  # of --json: tools.cli knows what to do
-        raise
-    except (LogError, OSError) as error:
+    except LogError as error:
         print_failure(error)
         return PROBLEM
     except ImportError as error:

@@ -1,0 +1,35 @@
+"""What `hvd-adaptive` does if standard output cannot be written, whatever the subcommand."""
+
+from __future__ import annotations
+
+import os
+import sys
+
+import pytest
+
+from hvd_adaptive.tools.cli import main
+
+WORDS = [["schemes"], ["schemes", "ALQ", "--json"], ["doctor", "--help"], ["--version"]]
+
+
+@pytest.mark.parametrize("words", WORDS, ids=" ".join)
+def test_a_full_disk_is_an_error(words, monkeypatch, capsys):
+    with open("/dev/full", "w") as full:  # closed without a second error
+        monkeypatch.setattr(sys, "stdout", full)
+        assert main(words) == 1
+    assert capsys.readouterr().err == "error: No space left on device\n"
+
+
+@pytest.mark.parametrize("words", WORDS, ids=" ".join)
+def test_a_reader_that_has_seen_enough_is_none(words, monkeypatch, capsys):
+    reader, writer = os.pipe()
+    os.close(reader)
+    with open(writer, "w") as pipe:
+        monkeypatch.setattr(sys, "stdout", pipe)
+        assert main(words) == 0
+    assert capsys.readouterr().err == ""
+
+
+def test_no_standard_output(monkeypatch):
+    monkeypatch.setattr(sys, "stdout", None)
+    assert main(["schemes", "ALQ", "--json"]) == 0
