@@ -99,6 +99,11 @@ def positive(text: str) -> float:
     return value
 
 
+def number(text: str) -> int | float:
+    """Parse a number above 0; an integer remains one."""
+    return int(text) if text.isdecimal() and int(text) else positive(text)
+
+
 def seconds(value: float | None) -> str:
     """Format seconds in the unit that fits."""
     if value is None:

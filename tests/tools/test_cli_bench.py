@@ -39,6 +39,15 @@ def test_it_measures_what_was_asked_for(capsys):
     assert 8 < max(bits) < 8.2 and min(bits) < 3.1
 
 
+def test_fractions_of_bits(capsys):
+    for scheme, bits in (("ECDQ", 2.5), ("EDEN", 0.5), ("EDEN", 1)):
+        asked = ["--schemes", scheme, "--bits", str(bits)]
+        assert main(["bench", "codec", *FEW, *asked, "--json"]) == 0
+        ((label, figures),) = json.loads(capsys.readouterr().out)["results"].items()
+        assert label == f"{scheme}(bits={bits})"
+        assert figures["bits"] == pytest.approx(bits, abs=0.15)
+
+
 def test_every_scheme_is_measured():
     assert set(codec.NAMES) == set(scheme_classes())
 
@@ -66,10 +75,12 @@ def test_payloads_without_a_checksum_differ_in_nothing_else(scheme):
     ("words", "told"),
     [
         (["--schemes", "ALQQ"], "--schemes: 'ALQQ': must be one of ALQ"),
-        (["--bits", "1"], "--bits: "),
+        (["--bits", "0"], "--bits: '0': must be a number above 0"),
+        (["--bits", "1"], "bits=1: must be an integer from 2 to 8"),
+        (["--schemes", "EDEN", "--bits", "2.5"], "bits=2.5: must be an integer from 1 to 8, or"),
         (["--device", "cuda"], "--device cuda: torch sees no GPU here"),
     ],
-    ids=["scheme", "bits", "device"],
+    ids=["scheme", "no bits", "bits", "fraction", "device"],
 )
 def test_wrong_words(capsys, words, told):
     if "cuda" in words and torch.cuda.is_available():

@@ -68,7 +68,7 @@ class Options:
     """
 
     schemes: Sequence[str] = NAMES
-    bits: Sequence[int] | None = None
+    bits: Sequence[int | float] | None = None
     table_bits: Sequence[int] = BITS
     codings: Sequence[str] = ("fixed",)
     coordinates: int = 11_700_000

@@ -54,8 +54,8 @@ def _register_codec(kinds: Any) -> None:
     add = output.add_command(kinds, "codec", run_codec, what, CODEC, codes).add_argument
     names = "such as ALQ QSGD (default: all)"
     add("--schemes", type=scheme_name, nargs="+", metavar="NAME", help=names)
-    bits = "of schemes that have bits (default: 2 to 8, and those that ECDQ and EDEN have)"
-    add("--bits", type=whole(2), nargs="+", metavar="B", help=bits)
+    bits = "of schemes that have bits (default: 2 to 8; ECDQ and EDEN: others, and fractions)"
+    add("--bits", type=output.number, nargs="+", metavar="B", help=bits)
     words: Any = {"choices": CODINGS, "nargs": "+", "default": ["fixed"], "metavar": "CODING"}
     codings = f"lossless codings of table schemes: {', '.join(CODINGS)} (fixed)"
     add("--codings", **words, help=codings)
