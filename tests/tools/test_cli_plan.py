@@ -31,7 +31,9 @@ from hvd_adaptive.tools.plan.model import (
     REACHED_BY_RINGS,
     Cost,
     advise,
+    compressed,
     in_script,
+    mean_costs,
     predict,
 )
 
@@ -165,6 +167,7 @@ def test_json_has_every_exchange(measured, capsys):
         (["--bandwidth", "10"], "must be a rate such as 10gbit"),
         (["--bandwidth", "10GB"], "in bits per second"),
         (["--compute-ms", "-1"], "must be a number above 0"),
+        (["--tensors", "11689513"], "must be at most the number of parameters, 11689512"),
     ],
     ids=lambda value: value[-1] if isinstance(value, list) else "",
 )
@@ -236,6 +239,30 @@ def test_constants_of_a_codec():
     expected = (part * (1 - part) * step**2).sum() / buckets.square().sum()
     assert found.error == pytest.approx(float(expected), rel=0.02)
     assert 0 < found.encode_s < 1e-6 and 0 < found.decode_s < 1e-6
+
+
+def test_small_tensors_are_sent_in_float32(measured, capsys):
+    """Of 10,000 numbers in 10 tensors three weights of 2,000 to 5,000 are compressed."""
+    (small,) = machine(replace(FREE, encode_s=1.0, decode_s=1.0, min_numel=1024)).codecs
+    part = compressed(job(4, coordinates=10_000, tensors=10), small)
+    (mean,) = mean_costs(job(4, coordinates=10_000, tensors=10), machine(small))
+    assert 0.5 < part < 1
+    rest = 32 * (1 - part)
+    assert (mean.bits, mean.second_bits) == pytest.approx((part * 3 + rest, part * 5 + rest))
+    assert (mean.encode_s, mean.decode_s, mean.error) == pytest.approx((part, part, 0.2 * part))
+    assert compressed(job(4), small) == 1.0 and mean_costs(job(4), machine(small)) == [small]
+
+
+@pytest.mark.parametrize("size", [["1000"], ["50000", "--tensors", "1000"]])
+def test_no_scheme_is_recommended_for_tensors_that_none_compresses(monkeypatch, capsys, size):
+    codec = replace(FREE, min_numel=1024)
+    own = machine(codec, stock_call_s=1e-3)  # its calls would be cheaper
+    monkeypatch.setattr(worker, "constants", lambda *given: own)
+    words = ["plan", "--params", *size, "--ranks", "4", "--bandwidth", "1gbit"]
+    assert main(words) == 0
+    told = capsys.readouterr().out
+    assert "recommended: hvd.Compression." in told and "│ ALQ" not in told
+    assert "in float32, in tensors below min_numel=1024: 100.0% with ALQ(bits=3)" in told
 
 
 FAST = 1e18  # bytes per second

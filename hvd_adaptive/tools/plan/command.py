@@ -78,6 +78,8 @@ def run(arguments: argparse.Namespace) -> int:
     launcher = arguments.launcher or (launch.available() or ["mpi"])[0]
     tensors, coordinates = tensors_and_coordinates(arguments.model, arguments.params)
     size = arguments.tensors or tensors, coordinates
+    if size[0] > coordinates:
+        error(f"--tensors {size[0]}: must be at most the number of parameters, {coordinates}")
     cores, rate = arguments.cores or float(len(os.sched_getaffinity(0))), arguments.bandwidth
     latency, compute_s = arguments.latency_us * 1e-6, arguments.compute_ms * 1e-3
     job = model.Job(*size, ranks, rate, per_host, latency, cores, compute_s)

@@ -9,8 +9,9 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
+from hvd_adaptive.tools.bench.models import shapes
 from hvd_adaptive.tools.methods import STOCK, read
 from hvd_adaptive.tools.output import print_table, seconds
 from hvd_adaptive.transport.world import MOST_DIRECT
@@ -63,6 +64,7 @@ class Cost:
     error: float  # relative, squared
     unbiased: bool = True
     second_bits: float = 32.0  # of averages in scatter_reduce
+    min_numel: int = 0  # tensors with fewer elements are sent in float32
 
 
 FLOAT32 = Cost("float32", 32.0, 0.0, 0.0, 0.0)
@@ -120,8 +122,35 @@ def exchanges(job: Job, launcher: str) -> dict[str, Exchange]:
     }
 
 
+def compressed(job: Job, cost: Cost) -> float:
+    """Return the part of the numbers that a scheme compresses, in tensors of ``bench exchange``."""
+    sizes = (size for _, (size,) in shapes(job.tensors, job.coordinates))
+    return sum(size for size in sizes if size >= cost.min_numel) / job.coordinates
+
+
+def mean_costs(job: Job, machine: Machine) -> list[Cost]:
+    """Return what a number costs with each scheme, those in float32 included. Schemes that compress
+    none are left out."""
+    costs = []
+    for own in machine.codecs:
+        if part := compressed(job, own):
+            mean = replace(
+                own,
+                bits=32 + part * (own.bits - 32),
+                second_bits=32 + part * (own.second_bits - 32),
+                encode_s=part * own.encode_s,
+                decode_s=part * own.decode_s,
+                error=part * own.error,
+            )
+            costs.append(mean)
+    return costs
+
+
 def predict(job: Job, machine: Machine) -> list[Forecast]:
-    """Predict stock Horovod, and every scheme by allgather and scatter-reduce; fastest first."""
+    """Predict stock Horovod, and every scheme by allgather and scatter-reduce; fastest first.
+
+    Schemes that would compress no tensor are left out.
+    """
     n, slower, known = job.coordinates, job.slower, exchanges(job, machine.launcher)
 
     def forecast(cost: Cost, exchange: str, call_s: float) -> Forecast:
@@ -136,7 +165,8 @@ def predict(job: Job, machine: Machine) -> list[Forecast]:
         return Forecast(cost.label, exchange, *terms, cost.error, cost.unbiased)
 
     found = [forecast(cost, "ring", machine.stock_call_s) for cost in (FLOAT32, FLOAT16)]
-    for cost, exchange in itertools.product(machine.codecs, ("allgather", "scatter_reduce")):
+    ways = ("allgather", "scatter_reduce")
+    for cost, exchange in itertools.product(mean_costs(job, machine), ways):
         found.append(forecast(cost, exchange, machine.scheme_call_s))
     return sorted(found, key=lambda one: one.step_s)
 
@@ -191,7 +221,12 @@ def explained(job: Job, machine: Machine) -> str:
     codecs = "".join(
         f"\n{one.label}: {one.bits:.4g} bits, averages {one.second_bits:.4g}; encode "
         f"{ns * one.encode_s:.4g} ns, decode {ns * one.decode_s:.4g} ns"
-        for one in (FLOAT32, FLOAT16, *machine.codecs)
+        for one in (FLOAT32, FLOAT16, *mean_costs(job, machine))
+    )
+    full = "".join(
+        f"\nin float32, in tensors below min_numel={one.min_numel}: "
+        f"{1 - compressed(job, one):.1%} with {one.label}"
+        for one in machine.codecs
     )
     return f"""\
 ms of a step: {job.coordinates:,} numbers in {job.tensors} tensors on {job.ranks} ranks
@@ -203,7 +238,7 @@ MB    = numbers * (payloads * bits + averages * their bits) / 8
 wire  = MB * (link + {ns * machine.copy_s:.4g} ns to copy) + messages * {1e6 * job.latency:g} us
 codec = numbers * (encoded * encode + decoded * decode)
 calls = tensors * {us * machine.stock_call_s:.4g} us, with a scheme \
-{us * machine.scheme_call_s:.4g} us{counts}{codecs}
+{us * machine.scheme_call_s:.4g} us{counts}{codecs}{full}
 link: a byte at {REACHED_BY_RINGS:g} (rings of MPI) or {REACHED:g} of \
 {8e-9 * job.bandwidth:g} Gbit/s
 ns and us of copies, codecs and calls are {job.slower:.3g} times those of a core's own work"""

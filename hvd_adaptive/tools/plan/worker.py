@@ -78,7 +78,8 @@ def codec(method: Method, ranks: int, size: int = SIZE, rounds: int = ROUNDS) ->
     own = bench.measure(scheme.parts.default, method.label, options)
     seconds = own["sealed"] / size, own["decode"] / size
     second_bits = 8 * scheme.parts.default.second_stage(ranks).length(size, 0, torch.float32) / size
-    return Cost(method.label, bits, *seconds, error, catalog.is_unbiased(scheme), second_bits)
+    facts = catalog.is_unbiased(scheme), second_bits, scheme.settings.min_numel
+    return Cost(method.label, bits, *seconds, error, *facts)
 
 
 if __name__ == "__main__":
