@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import time
 import weakref
 
 import pytest
@@ -53,3 +54,14 @@ def test_a_kept_average_counts_when_its_messages_are_gone(fusion):
     for number in range(2):
         rank.step(gradients(sizes, number))
     assert compressor.report()["peak_bytes"] == 4 * sum(sizes)
+
+
+def test_seconds_are_parts_of_the_step():
+    compressor = QSGD(bits=4, bucket_size=128, min_numel=10)
+    rank = OneRank(compressor, [5000, 700], fusion=512)
+    begin = time.perf_counter()
+    rank.step(gradients([5000, 700], 0))
+    elapsed = time.perf_counter() - begin
+    report = compressor.report()
+    seconds = [report[f"{part}_s"] for part in ("encode", "exchange", "decode")]
+    assert min(seconds) > 0 and sum(seconds) < elapsed
