@@ -52,7 +52,8 @@ class Changing:
 
         Call it on every rank with the same keywords, before the same step; otherwise the next step
         raises RankMismatchError. Between two steps the change applies at once. Between ``backward``
-        and the end of ``optimizer.step`` it applies to the following step.
+        and the end of ``optimizer.step`` it applies to the following step. Averages in the
+        background (``average``, ``LocalSGD``) are waited for, and have the old settings.
 
         The step, its random numbers, the schedule of updates and residuals (by parameters' names)
         are kept. Level tables are kept if their number of levels stays, and are refitted at the
@@ -66,8 +67,9 @@ class Changing:
             TypeError: A keyword is unknown or cannot be changed. Nothing has changed.
             ValueError: A value is not allowed. Nothing has changed.
         """
+        self._training.wait()
         connection = self._training.connection
-        is_idle = connection is None or connection.is_idle  # may wait for a step
+        is_idle = connection is None or connection.is_idle
         self._request(keywords)
         if is_idle and self._next is not None:
             self._apply_changes()

@@ -200,6 +200,7 @@ class GradientCompressor(Changing, _Base, metaclass=RefusesClasses):
         f"compressor-{hvd.rank()}.pt")``, or its entry of the list
         ``hvd.allgather_object(compressor.state_dict())``.
         """
+        self._training.wait()
         self._warn_if_unused()
         own = {"scheme": self._codec.name, "step": self.step}
         settings = {name: plain(value) for name, value in self._changed.items()}
@@ -225,6 +226,7 @@ class GradientCompressor(Changing, _Base, metaclass=RefusesClasses):
         if in_step:
             self._load_state(state)
             return
+        self._training.wait()
         saved = states.mapping(states.mapping(state).get("settings", {}), "state: settings")
         if any(isinstance(value, torch.Tensor) for value in saved.values()):
             raise ValueError(f"state: settings must be plain values, not tensors: {saved!r}")
@@ -299,6 +301,7 @@ class GradientCompressor(Changing, _Base, metaclass=RefusesClasses):
 
     def close(self) -> None:
         """Release the optimizer and its gradients; the compressor can then serve another."""
+        self._training.wait()
         self._training.connection = None
 
     def _plugged(self) -> Connection:

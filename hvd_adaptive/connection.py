@@ -39,6 +39,9 @@ class Connection(ABC):
     def is_idle(self) -> bool:
         """Return whether no step is in progress."""
 
+    def wait(self) -> None:  # noqa: B027
+        """Wait until no average is in progress in another thread, apart from a backward pass."""
+
     @abstractmethod
     def compress(self, tensor: torch.Tensor) -> tuple[torch.Tensor, Any]:
         """See GradientCompressor.compress."""

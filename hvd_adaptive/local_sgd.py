@@ -205,7 +205,7 @@ class LocalSGD(WrappedOptimizer):
         if self.compressor is not None:
             self.compressor.close()
         world = find_world(*self._ranks)
-        if world is not None:
+        if world is not None and world.size > 1:
             averaged = self._fragments.divided(self._anchors)
             self._exchange = RoundExchange(
                 world,
@@ -235,6 +235,8 @@ class LocalSGD(WrappedOptimizer):
     @torch.no_grad()
     def _begin(self, finished: bool) -> Round:
         """Return the round of the next fragment."""
+        if self._exchange is None:
+            local_checks.check_alone(*self._ranks[:2])
         parameters = self._parameters()
         fragment = self._agreements % self.fragments
         self._fragments.keep(parameters)

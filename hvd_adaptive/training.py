@@ -49,6 +49,11 @@ class Training:
         self.encodes = self.loads = 0
         self.connection: Connection | None = None
 
+    def wait(self) -> None:
+        """Wait until no average is in progress in another thread; see ``Connection.wait``."""
+        if self.connection is not None:
+            self.connection.wait()
+
     def next_key(self, seed: int, rank: int) -> int:
         """Return the key of the next call of ``encode`` by a compressor of this seed."""
         key = key_of(self.instance.bind(), seed, rank, self.encodes, Use.ENCODE)

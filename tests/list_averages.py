@@ -162,6 +162,47 @@ def test_asynchronous_calls(rank, ranks):
         assert torch.equal(one, other)
 
 
+def test_calls_wait_for_averages_in_the_background(rank, ranks):
+    """One that has begun keeps its settings and its step; a state has none that is half done."""
+    compressor = QSGD(bits=8, norm="linf", error_feedback="auto")
+    average(drawn(rank, 0), compressor)
+    state, wanted = compressor.state_dict(), exact(ranks, 0)
+
+    def begin():
+        if rank == ranks - 1:
+            time.sleep(0.1)  # the others wait for it
+        return average(drawn(rank, 0), compressor, async_op=True)
+
+    def check(begun) -> None:
+        for result, mean in zip(begun.wait(), wanted, strict=True):
+            assert (result.double() - mean).norm() <= 0.03 * mean.norm()
+
+    begun = begin()
+    assert compressor.state_dict()["step"] == 2
+    check(begun)
+    begun = begin()
+    compressor.load_state_dict(state)
+    check(begun)
+    assert compressor.step == 1
+    begun = begin()
+    compressor.set(bits=2)
+    check(begun)
+    assert compressor.step == 2 and compressor.state_dict()["settings"] == {"bits": 2}
+    begun = begin()
+    compressor.close()
+    assert begun.is_completed() and compressor.step == 3
+
+
+def test_a_schedule_may_save_a_state_in_the_background(rank):
+    """It is called by the average itself, which does not wait for itself."""
+    saved = []
+    compressor = QSGD(bits=4, schedule=lambda step: saved.append(compressor.state_dict()["step"]))
+    begun = [average(drawn(rank, step), compressor, async_op=True) for step in range(3)]
+    for averaging in begun:
+        averaging.wait()
+    assert saved == [0, 1, 2]
+
+
 def test_gradients_are_averaged(rank, ranks):
     """Gradients are the exact averages of the ranks' gradients, as stock's are.
 

@@ -166,6 +166,16 @@ def test_a_run_resumes(rank, case, saved_at):
     assert_equal(net, list(whole.parameters()))
 
 
+def test_its_compressor_waits_for_a_round_in_the_background(rank, ranks):
+    compressor, net = QSGD(bits=4), make_net()
+    optimizer = LocalSGD(make_optimizer(net), every=2, delay=1, compression=compressor)
+    if rank == ranks - 1:
+        time.sleep(0.1)  # the others wait for it
+    train(rank, [1, 2], net, optimizer)
+    assert compressor.state_dict()["step"] == 1
+    optimizer.finish()
+
+
 @pytest.mark.parametrize("differs", TOLD)
 def test_ranks_that_differ_are_told(rank, differs):
     """All of them are told; of delays when the round is applied."""

@@ -16,7 +16,7 @@ from hvd_adaptive.base.errors import WarnOnce
 from hvd_adaptive.coding.header import DTYPE_CODES
 from hvd_adaptive.compressor import GradientCompressor, check_compressor
 from hvd_adaptive.hooks.list_session import Averaging, ListSession
-from hvd_adaptive.training import is_first_rank, running_horovod
+from hvd_adaptive.training import is_first_rank
 
 MANY = 10
 REMEDY = (
@@ -161,22 +161,13 @@ def _session_of(compressor: Any, group: Any) -> ListSession:
         _thrown_away.goes_on()
         return connection
     check_compressor("compressor", compressor, is_free=True)
-    _check_ranks(group)
-    compressor._training.connection = session = ListSession(compressor, group)
-    _thrown_away.begins(session)
-    return session
-
-
-def _check_ranks(group: Any) -> None:
-    """Raise an error unless there are ranks."""
     if group is not None and not isinstance(group, dist.ProcessGroup):
         if not hasattr(group, "included"):
             kind = type(group).__name__
             raise ValueError(f"group: must be a process group or a process set, not {kind}")
-    elif running_horovod() is None and not dist.is_initialized():
-        raise RuntimeError(
-            "average() was called before torch.distributed.init_process_group() or hvd.init()"
-        )
+    compressor._training.connection = session = ListSession(compressor, group)
+    _thrown_away.begins(session)
+    return session
 
 
 def _needs_gradient(tensor: torch.Tensor | None) -> bool:

@@ -21,6 +21,7 @@ from hvd_adaptive.layout import Layout, Member, build_layout
 from hvd_adaptive.run.agreement import Description, compare_settings, differences
 from hvd_adaptive.run.rank_context import RankContext
 from hvd_adaptive.run.worker import FIND_IT, gather_patiently
+from hvd_adaptive.training import rank_and_size
 
 Tensors = list["torch.Tensor | None"]
 # (dtype, shape, whether the average is to have a gradient) of a tensor.
@@ -73,7 +74,6 @@ class ListSession(TensorSession):
         super().__init__(compressor)
         self.group = group
         self._label = f"hvd_adaptive.average{next(_numbers)}"
-        self._world: Any = None
         self._kinds: list[Kind | None] = []  # of the layout
         # By position, the kind of the tensor in the last call in which a rank had one, the same on
         # all ranks, and whether any rank has one in this call.
@@ -98,8 +98,7 @@ class ListSession(TensorSession):
                 f"{len(tensors)}"
             )
 
-    def wait(self) -> None:
-        """Wait until no average is in progress."""
+    def _join(self) -> None:
         if self._last is not None:
             self._last.exception()
             self._last = None
@@ -129,7 +128,7 @@ class ListSession(TensorSession):
         world = self._current_world()
         if not are_copies:
             tensors = [None if tensor is None else _copy(tensor) for tensor in tensors]
-        if world is None:
+        if world.size == 1:
             return list(tensors)
         self._compare(world, tensors, needed or [False] * len(tensors))
         present = self._present
@@ -176,7 +175,7 @@ class ListSession(TensorSession):
         world = self._current_world()
         there = [tensor for tensor in tensors if tensor is not None]
         wide = [tensor.to(wide_of(tensor.dtype), copy=True) for tensor in there]
-        if world is not None:
+        if world.size > 1:
             world.average_all(wide, f"{self._label}.backward")
         averages = (w.to(tensor.dtype) for w, tensor in zip(wide, there, strict=True))
         return [None if tensor is None else next(averages) for tensor in tensors]
@@ -218,20 +217,25 @@ class ListSession(TensorSession):
         )
 
     def _current_world(self) -> Any:
-        """Return the ranks, which have compared their settings; None for one rank."""
-        if self._world is not None and not self._world.is_current():
+        """Return the ranks, which have compared their settings."""
+        if not self._world.is_current():
             self._find_ranks()
         return self._world
 
     def _find_ranks(self) -> None:
+        if self.group is None and not rank_and_size()[1]:
+            raise RuntimeError(
+                "average() was called before torch.distributed.init_process_group() or hvd.init()"
+            )
         is_set = self.group is not None and not isinstance(self.group, dist.ProcessGroup)
         group, process_set = (None, self.group) if is_set else (self.group, None)
         if self.group is None:
             process_set = self.compressor.settings.process_set
         self._binding, self._known = None, []
-        self._world = find_world(group, process_set, self._label)
-        if self._world is not None:
-            compare_settings(self._world, self.compressor)
+        world: Any = find_world(group, process_set, self._label)
+        if world.size > 1:
+            compare_settings(world, self.compressor)
+        self._world = world
 
 
 def _copy(tensor: torch.Tensor) -> torch.Tensor:

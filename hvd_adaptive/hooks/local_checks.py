@@ -13,6 +13,7 @@ from hvd_adaptive.base.checks import is_real
 from hvd_adaptive.base.device import check_supported
 from hvd_adaptive.compressor import GradientCompressor, check_compressor
 from hvd_adaptive.hooks.wrapped_optimizer import WrappedOptimizer
+from hvd_adaptive.training import rank_and_size
 
 
 def check_arguments(optimizer: Any, compressor: Any, momentum: Any, lr: Any) -> None:
@@ -38,6 +39,16 @@ def check_arguments(optimizer: Any, compressor: Any, momentum: Any, lr: Any) -> 
     check_compressor("compression", compressor, is_free=True)
     if compressor.settings.process_set is not None:
         raise ValueError("process_set: give it to LocalSGD, not to the compressor")
+
+
+def check_alone(process_group: Any, process_set: Any) -> None:
+    """Raise RuntimeError if there are other ranks now; see ``find_world`` for the arguments."""
+    number = rank_and_size()[1] if process_group is None and process_set is None else 1
+    if number > 1:
+        raise RuntimeError(
+            f"LocalSGD: has found no other ranks, but there are {number} now: construct it after "
+            "torch.distributed.init_process_group() or hvd.init(), or call connect() on every rank"
+        )
 
 
 def names_of(given: Any, compressor: GradientCompressor | None) -> dict[torch.nn.Parameter, str]:

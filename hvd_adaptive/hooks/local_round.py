@@ -218,7 +218,8 @@ def agree(
     if world is not None:
         if not world.is_current():
             raise RuntimeError(
-                "LocalSGD: ranks have changed; give it to hvd.elastic.TorchState(optimizer=...)"
+                "LocalSGD: ranks have changed; call connect() on every rank, or give it to "
+                "hvd.elastic.TorchState(optimizer=...), which does"
             )
         rank = world.rank
         warn = functools.partial(logger.warning, LATE, rank, own.round)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import nullcontext
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
 
 Parameter = torch.nn.Parameter
 Result = TypeVar("Result")
+_of_thread = threading.local()
 
 
 class RoundExchange:
@@ -113,6 +115,15 @@ class TensorSession(ApartFromHorovod):
         """Return whether no step is in progress."""
         return self._driver.is_idle
 
+    def wait(self) -> None:
+        # A schedule or a sink of Monitor, which an average calls, would wait for itself.
+        if not getattr(_of_thread, "is_background", False):
+            self._join()
+
+    @abstractmethod
+    def _join(self) -> None:
+        """Wait until all averages in the background have ended, in whatever way."""
+
     def abandon(self) -> None:
         """Give up the step in progress, if there is one."""
         self._driver.give_up()
@@ -150,11 +161,8 @@ class RoundSession(TensorSession):
         self._slots: dict[Parameter, int] = {}
         self._has_compared = False
 
-    @property
-    def is_idle(self) -> bool:
-        """Return True once no average is in progress: changes begin with the next one."""
+    def _join(self) -> None:
         self._wait()
-        return super().is_idle
 
     def average(self, tensors: Mapping[Parameter, torch.Tensor]) -> None:
         """Replace the parameters' tensors (1-D) by their averages, a step of the compressor."""
@@ -211,7 +219,7 @@ def _split(
 def find_world(
     group: dist.ProcessGroup | None, process_set: Any, label: str
 ) -> TorchWorld | HorovodRounds | None:
-    """Return the ranks; None for one rank alone.
+    """Return the ranks; None if neither torch.distributed nor Horovod is initialised.
 
     If group and process_set are None, they are Horovod's if it is initialised, else
     torch.distributed's. ``label`` begins collectives' names, the same on all ranks, and unlike
@@ -222,14 +230,11 @@ def find_world(
     """
     if group is not None and process_set is not None:
         raise ValueError("process_group, process_set: give one of them")
-    world: TorchWorld | HorovodRounds
     if process_set is not None or (group is None and running_horovod() is not None):
-        world = HorovodRounds(process_set, label)
-    elif group is not None or (dist.is_available() and dist.is_initialized()):
-        world = TorchWorld(group)
-    else:
-        return None
-    return world if world.size > 1 else None
+        return HorovodRounds(process_set, label)
+    if group is not None or (dist.is_available() and dist.is_initialized()):
+        return TorchWorld(group)
+    return None
 
 
 class Background(Future[Result]):
@@ -249,6 +254,7 @@ class Background(Future[Result]):
     def _run(self) -> None:
         work, self._work = self._work, None
         assert work is not None
+        _of_thread.is_background = True
         try:
             with torch.cuda.stream(self._stream) if self._stream is not None else nullcontext():
                 result = work()

@@ -12,6 +12,7 @@ from streaming_simulation import backward, make_net, make_optimizer
 from torch import nn
 
 from hvd_adaptive import ALQ, LocalSGD
+from hvd_adaptive.hooks import local_checks
 from hvd_adaptive.hooks.local_round import Pending
 from hvd_adaptive.hooks.rounds import Background
 
@@ -165,6 +166,16 @@ def test_a_scaler_gives_the_same_bits(unscaled, fused):
 
     for a, b in zip(trained(True), trained(False), strict=True):
         torch.testing.assert_close(a, b)
+
+
+def test_ranks_that_appear_later(monkeypatch):
+    """A rank that was alone at first does not remain so silently."""
+    net = make_net()
+    optimizer = LocalSGD(make_optimizer(net), every=1)
+    optimizer.step()
+    monkeypatch.setattr(local_checks, "rank_and_size", lambda: (0, 2))
+    with pytest.raises(RuntimeError, match=r"there are 2 now: construct it after"):
+        optimizer.step()
 
 
 def test_a_round_that_fails_with_its_ranks_is_left_out():

@@ -40,6 +40,24 @@ def test_groups_that_not_all_ranks_are_members_of():
         assert (result - wanted).norm() < 0.02 * wanted.norm()
 
 
+def test_ranks_are_found_again(tmp_path):
+    """After the program has destroyed its process groups and made others; not in between."""
+    compressor, (given,), place = QSGD(bits=8, norm="linf"), drawn(RANK, 0)[:1], [str(tmp_path)]
+    average([given], compressor)
+    dist.broadcast_object_list(place)
+    dist.barrier()
+    dist.destroy_process_group()
+    for again in (compressor, QSGD(bits=4)):
+        for async_op in (False, True):
+            with pytest.raises(RuntimeError, match=r"before torch.*init_process_group\(\)"):
+                average([given], again, async_op=async_op)
+    store = dist.FileStore(f"{place[0]}/store", RANKS)
+    dist.init_process_group("gloo", store=store, rank=RANK, world_size=RANKS)
+    (result,) = average([given], compressor)
+    wanted = torch.stack([drawn(rank, 0)[0] for rank in range(RANKS)]).mean(0)
+    assert (result - wanted).norm() < 0.02 * wanted.norm() and compressor.step == 2
+
+
 def test_one_compressor_serves_one_caller():
     model = torch.nn.Linear(3, 3)
     compressor = QSGD(bits=4)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+import torch.distributed as dist
 
 from hvd_adaptive import ALQ, QSGD, average
 
@@ -22,6 +23,16 @@ def test_one_rank_gets_copies(alone):
     weight = torch.ones(3, requires_grad=True)
     (3 * average([2 * weight], compressor)[0]).sum().backward()
     assert torch.equal(weight.grad, torch.full((3,), 6.0))
+
+
+def test_one_rank_whose_group_is_destroyed():
+    compressor = ALQ(bits=3)
+    for _ in range(2):
+        dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+        assert torch.equal(average([torch.ones(3)], compressor)[0], torch.ones(3))
+        dist.destroy_process_group()
+        with pytest.raises(RuntimeError, match=r"before torch.*init_process_group\(\)"):
+            average([torch.ones(3)], compressor)
 
 
 @pytest.mark.parametrize(
