@@ -198,7 +198,7 @@ class GradientCompressor(Changing, _Base, metaclass=RefusesClasses):
         ECDQ counts the bits that each rank has sent since the last update. Then every rank must
         save and load its own state: ``torch.save(compressor.state_dict(),
         f"compressor-{hvd.rank()}.pt")``, or its entry of the list
-        ``hvd.allgather_object(compressor.state_dict())``.
+        ``hvd.allgather_object(compressor.state_dict())``. Averages in the background are waited for.
         """
         self._training.wait()
         self._warn_if_unused()
@@ -209,7 +209,8 @@ class GradientCompressor(Changing, _Base, metaclass=RefusesClasses):
         return own | changed | tables | self._training.state_dict()
 
     def load_state_dict(self, state: dict[str, Any], *, in_step: bool = False) -> None:
-        """Load what ``state_dict`` returned. A step in progress is given up.
+        """Load what ``state_dict`` returned. A step in progress is given up; averages in the
+        background are waited for.
 
         Settings that ``set`` or the schedule had changed come from the state. Residuals are matched
         by parameters' names. Residuals of another rank or number of ranks are dropped with a
@@ -300,7 +301,10 @@ class GradientCompressor(Changing, _Base, metaclass=RefusesClasses):
             warn()
 
     def close(self) -> None:
-        """Release the optimizer and its gradients; the compressor can then serve another."""
+        """Release the optimizer and its gradients; the compressor can then serve another.
+
+        Averages in the background are waited for.
+        """
         self._training.wait()
         self._training.connection = None
 

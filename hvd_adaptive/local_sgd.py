@@ -232,6 +232,7 @@ class LocalSGD(WrappedOptimizer):
         if pending is not None:
             self._apply(pending.outcome(), self.mixing)
 
+    @torch.inference_mode(False)
     @torch.no_grad()
     def _begin(self, finished: bool) -> Round:
         """Return the round of the next fragment."""
@@ -258,6 +259,7 @@ class LocalSGD(WrappedOptimizer):
         self._compared = True
         return Round(self._exchange, fragment, parameters, self._anchors, position)
 
+    @torch.inference_mode(False)
     @torch.no_grad()
     def _apply(self, outcome: Outcome, mixing: float) -> None:
         """Move parameters, which keep a share ``mixing`` of themselves, to where a round ends."""
@@ -322,6 +324,8 @@ class LocalSGD(WrappedOptimizer):
         local_checks.check_own(state, self._rank)
         self.load_from(state)
 
+    @torch.inference_mode(False)
+    @torch.no_grad()
     def load_from(self, state: Mapping[str, Any]) -> None:
         """Load what ``state_dict`` returned on another rank, whose parameters this one has, too."""
         parameters = self._parameters()

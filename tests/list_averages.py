@@ -203,6 +203,28 @@ def test_a_schedule_may_save_a_state_in_the_background(rank):
     assert saved == [0, 1, 2]
 
 
+@pytest.mark.parametrize("async_op", [False, True])
+@pytest.mark.parametrize("maker", MAKERS)
+def test_inference_mode(rank, maker, async_op):
+    """Every bit is as usual, always in it or in turn, and averages are ordinary tensors."""
+
+    def run(modes: Sequence[bool]) -> list[torch.Tensor]:
+        instances.start_over()
+        compressor, found = MAKERS[maker](), []
+        for step, mode in enumerate(modes):
+            with torch.inference_mode(mode):
+                given = drawn(rank, step)
+                averages = average(given, compressor, async_op=async_op)
+                compressor.load_state_dict(compressor.state_dict())
+            found += averages.wait() if async_op else averages
+        return found
+
+    plain = run([False] * 4)
+    for modes in ([True] * 4, [False, True, True, False], [True, False, True, False]):
+        for one, other in zip(run(modes), plain, strict=True):
+            assert torch.equal(one, other) and not one.is_inference()
+
+
 def test_gradients_are_averaged(rank, ranks):
     """Gradients are the exact averages of the ranks' gradients, as stock's are.
 

@@ -106,6 +106,30 @@ def test_compressed_rounds_are_simulates(rank, ranks, case, outer, scheme):
     assert 0 < report["wire_bytes_per_step"] == report["wire_bytes"] / every
 
 
+@pytest.mark.parametrize("make", [None, MAKERS["auto"]], ids=["plain", "auto"])
+@pytest.mark.parametrize("case", ["whole", "until the next"])
+def test_inference_mode(rank, case, make):
+    """Every bit is as usual if LocalSGD is constructed, steps or loads a state in it, at times."""
+
+    def run(modes: Sequence[bool]) -> list[torch.Tensor]:
+        instances.start_over()
+        net = make_net()
+        with torch.inference_mode(modes[0]):
+            inner = torch.optim.SGD(net.parameters(), lr=0.1)
+            optimizer = LocalSGD(inner, **CASES[case][0], momentum=0.5, compression=make and make())
+        for step in range(10):
+            backward(net, rank, step)
+            with torch.inference_mode(modes[step % len(modes)]):
+                optimizer.step()
+                optimizer.load_state_dict(optimizer.state_dict())
+        optimizer.finish()
+        return [parameter.detach() for parameter in net.parameters()]
+
+    plain = run([False])
+    for modes in ([True], [False, True, True], [True, False]):
+        assert all(map(torch.equal, run(modes), plain))
+
+
 @pytest.mark.parametrize("case", ["whole", "in turn", "delayed", "until the next"])
 @pytest.mark.parametrize("first", [5, 13])
 def test_ranks_may_end_apart(rank, ranks, case, first):

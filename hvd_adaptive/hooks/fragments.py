@@ -117,6 +117,7 @@ def _divide(sizes: Sequence[int], number: int) -> list[int]:
 class Anchors:
     """Copies of the parameters that require a gradient, which a Nesterov SGD moves by averages."""
 
+    @torch.inference_mode(False)
     def __init__(self, parameters: Iterable[Parameter], momentum: float, lr: float) -> None:
         self._momentum, self._lr = momentum, lr
         self._copies: dict[Parameter, torch.Tensor] = {}

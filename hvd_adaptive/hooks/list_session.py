@@ -103,6 +103,8 @@ class ListSession(TensorSession):
             self._last.exception()
             self._last = None
 
+    @torch.inference_mode(False)
+    @torch.no_grad()
     def begin(self, tensors: Sequence[torch.Tensor | None]) -> Averaging:
         """Average in a thread, after the averages in progress."""
         self._current_world()  # which is made in the order of the program
@@ -111,6 +113,7 @@ class ListSession(TensorSession):
         self._last = averaging.background
         return averaging
 
+    @torch.inference_mode(False)  # averages and residuals may be changed later
     @torch.no_grad()
     def average(
         self,
@@ -222,6 +225,8 @@ class ListSession(TensorSession):
             self._find_ranks()
         return self._world
 
+    @torch.inference_mode(False)
+    @torch.no_grad()
     def _find_ranks(self) -> None:
         if self.group is None and not rank_and_size()[1]:
             raise RuntimeError(

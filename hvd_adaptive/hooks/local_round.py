@@ -123,6 +123,7 @@ class Round:
         self._ways = {p: anchors.way(p) for p in mine if p in anchors}
         self._values = {p: _wide(p) for p in mine if p not in anchors}
 
+    @torch.inference_mode(False)
     @torch.no_grad()
     def run(self) -> Outcome:
         """Average, a collective; raise RankMismatchError if ranks differ (``agree``)."""
