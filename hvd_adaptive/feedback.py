@@ -77,6 +77,7 @@ class Residuals:
         # Loaded residuals by parameter, not laid out yet.
         self._loaded: dict[str, torch.Tensor] = {}
         self._warned = False
+        self._named_lost: set[str] = set()  # parameters that were warned of
 
     def lay_out(self, layout: Layout, rank: int, size: int) -> None:
         """Prepare for a step of ``layout`` as rank ``rank`` of ``size``."""
@@ -94,9 +95,11 @@ class Residuals:
         self._scale = 1.0 if self.scaler is None else float(self.scaler.get_scale())
         self._gradients, self._squares = {}, {}
         if self._layout is None or self._layout.fingerprint != layout.fingerprint:
+            # Layouts change alike on all ranks, but each rank may have loaded a state of its own.
+            is_heard = rank == 0 or self._layout is None
             self.load_from(self)
             self._rank_and_size, self._layout = (rank, size), layout
-            self._assign(layout)
+            self._assign(layout, is_heard)
 
     def added(self, index: int, flat: torch.Tensor) -> torch.Tensor:
         """Return z (float32) of group ``index``.
@@ -268,8 +271,11 @@ class Residuals:
                 named[member.name][of_tensor] = self._current[index][of_group].cpu()
         return named
 
-    def _assign(self, layout: Layout) -> None:
-        """Assign loaded residuals to groups; warn about parameters that lose theirs."""
+    def _assign(self, layout: Layout, is_heard: bool) -> None:
+        """Assign loaded residuals to groups; warn once for each parameter that loses its own.
+
+        If not ``is_heard``, another rank warns about them.
+        """
         named, self._loaded = self._loaded, {}
         lost = {name for name, residual in named.items() if bool(residual.any())}
         for index, (member, of_tensor, of_group) in _quantized_slices(layout):
@@ -280,7 +286,10 @@ class Residuals:
                 self._current[index][of_group] = residual[of_tensor]
                 lost.discard(member.name)
         if lost:
-            logger.warning(
+            is_new = not lost <= self._named_lost
+            self._named_lost |= lost
+            logger.log(
+                logging.WARNING if is_heard and is_new else logging.DEBUG,
                 "error feedback starts from zero for %d parameters that were removed, reshaped or "
                 "are no longer quantised: %s%s",
                 len(lost),

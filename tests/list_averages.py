@@ -193,6 +193,15 @@ def test_calls_wait_for_averages_in_the_background(rank, ranks):
     assert begun.is_completed() and compressor.step == 3
 
 
+def test_tensors_that_change_shape(rank, caplog):
+    """The first rank warns once that their residuals are lost."""
+    compressor = QSGD(bits=4, error_feedback="auto")
+    for step in range(6):
+        average([torch.ones(2000 + 100 * (step % 3))], compressor)
+    told = [r for r in caplog.records if "starts from zero" in r.getMessage()]
+    assert len(told) == int(rank == 0)
+
+
 def test_a_schedule_may_save_a_state_in_the_background(rank):
     """It is called by the average itself, which does not wait for itself."""
     saved = []

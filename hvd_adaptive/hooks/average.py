@@ -161,10 +161,10 @@ def _session_of(compressor: Any, group: Any) -> ListSession:
         _thrown_away.goes_on()
         return connection
     check_compressor("compressor", compressor, is_free=True)
-    if group is not None and not isinstance(group, dist.ProcessGroup):
-        if not hasattr(group, "included"):
-            kind = type(group).__name__
-            raise ValueError(f"group: must be a process group or a process set, not {kind}")
+    is_group = group is None or isinstance(group, dist.ProcessGroup)
+    if not is_group and not hasattr(group, "included"):
+        kind = type(group).__name__
+        raise ValueError(f"group: must be a process group or a process set, not {kind}")
     compressor._training.connection = session = ListSession(compressor, group)
     _thrown_away.begins(session)
     return session

@@ -18,7 +18,9 @@ from hvd_adaptive.training import rank_and_size
 
 def check_arguments(optimizer: Any, compressor: Any, momentum: Any, lr: Any) -> None:
     """Raise ValueError if an argument of LocalSGD is not allowed."""
-    if not isinstance(optimizer, torch.optim.Optimizer) or hasattr(optimizer, "synchronize"):
+    if not isinstance(optimizer, torch.optim.Optimizer):
+        raise ValueError(f"optimizer={optimizer!r}: must be a torch optimizer")
+    if hasattr(optimizer, "synchronize"):
         raise ValueError(
             "optimizer: must be a torch optimizer, not hvd.DistributedOptimizer, which averages at "
             "every step"

@@ -96,13 +96,27 @@ class RankContext:
                     self._exchange_is_known(layout)
                 return layout
             if most < self.settings.bucket_size:
+                others = "or lower bucket_size"
+                if self._scatter_reduce_fits(layout, bound):
+                    others = "lower bucket_size, or use exchange='scatter_reduce'"
                 raise ValueError(
                     f"tuning=Tuning(in_flight_bytes={self.settings.tuning.in_flight_bytes}): "
                     f"exchange={self.exchange_name!r} of the smallest group over "
                     f"{self.world.size} ranks takes {largest} bytes, and two must fit; raise it, "
-                    "lower bucket_size, or use exchange='scatter_reduce'"
+                    f"{others}"
                 )
             most //= 2
+
+    def _scatter_reduce_fits(self, layout: Layout, bound: int) -> bool:
+        """Return whether groups that exceed a bound would fit if they were scattered."""
+        exchange = EXCHANGES["scatter_reduce"](RankInfo(self.world.size, self.world.rank))
+        needed = []
+        for group in layout.groups:
+            codec = self.compressor.parts[group.part]
+            quantized = 0 if self.settings.warmup_steps else group.quantized
+            full = group.coordinates - quantized
+            needed.append(exchange.in_flight_bytes(codec, quantized, full, group.dtype))
+        return max(needed) <= bound
 
     def set_up(self, layout: Layout, step: int, device: torch.device, attempt: int = 0) -> None:
         """Set the exchange up, after ranks have compared settings and before the first group."""

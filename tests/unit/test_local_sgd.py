@@ -101,9 +101,14 @@ def test_wrong_arguments(keywords, told):
 
 
 def test_wrong_optimizers():
-    for wrong in (make_net(), None):
-        with pytest.raises(ValueError, match="optimizer: must be a torch optimizer"):
+    for wrong, told in (
+        (make_net(), r"Sequential\("),
+        ("sgd", "'sgd'"),
+        (torch.optim.SGD, "<class"),
+    ):
+        with pytest.raises(ValueError, match=f"optimizer={told}") as raised:
             LocalSGD(wrong, every=2)
+        assert str(raised.value).endswith(": must be a torch optimizer")
     with pytest.raises(ValueError, match="complex"):
         numbers = nn.Parameter(torch.zeros(3, dtype=torch.complex64))
         LocalSGD(torch.optim.SGD([numbers]), every=2)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from contextlib import nullcontext
 from types import SimpleNamespace
 
 import pytest
@@ -146,3 +147,24 @@ def test_a_layout_that_fits_what_may_be_chosen():
     groups = RankContext(scheme, SimpleNamespace(size=2, rank=0))
     layout = groups.build_layout([Member("w", (8192,), torch.float32)])
     assert [group.coordinates for group in layout.groups] == [8192]
+
+
+@pytest.mark.parametrize(
+    ("exchange", "ranks", "bucket_size", "helps"),
+    [
+        ("allgather", 4, 512, True),
+        ("allgather", 2, 8192, False),
+        ("scatter_reduce", 4, 8192, False),
+        ("auto", 4, 512, True),
+    ],
+)
+def test_an_exchange_is_recommended_if_it_helps(exchange, ranks, bucket_size, helps):
+    tuning, members = Tuning(in_flight_bytes=4096), [Member("w", (8192,), torch.float32)]
+    scheme = QSGD(bits=4, bucket_size=bucket_size, exchange=exchange, tuning=tuning)
+    other = QSGD(bits=4, bucket_size=bucket_size, exchange="scatter_reduce", tuning=tuning)
+    world = SimpleNamespace(size=ranks, rank=0)
+    with pytest.raises(ValueError, match=r"raise it.* lower bucket_size") as raised:
+        RankContext(scheme, world).build_layout(members)
+    assert ("use exchange='scatter_reduce'" in str(raised.value)) == helps
+    with nullcontext() if helps else pytest.raises(ValueError, match="two must fit"):
+        RankContext(other, world).build_layout(members)
