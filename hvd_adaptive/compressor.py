@@ -198,7 +198,7 @@ class GradientCompressor(Changing, _Base, metaclass=RefusesClasses):
         ECDQ counts the bits that each rank has sent since the last update. Then every rank must
         save and load its own state: ``torch.save(compressor.state_dict(),
         f"compressor-{hvd.rank()}.pt")``, or its entry of the list
-        ``hvd.allgather_object(compressor.state_dict())``. This waits for averages in the background.
+        ``hvd.allgather_object(compressor.state_dict())``. Averages in the background end first.
         """
         self._training.wait()
         self._warn_if_unused()
