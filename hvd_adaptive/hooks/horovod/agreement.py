@@ -48,6 +48,7 @@ class Agreement:
     """Compare what must be the same on all ranks: settings, parameters, and each step's position.
 
     Attributes:
+        conflict: What is wrong with the keyword ``process_set`` on this rank; None if nothing is.
         is_new: Ranks have not agreed in any step yet.
         own: This rank's position in the step in progress.
         is_due: Whether tables are fitted at this step.
@@ -55,9 +56,14 @@ class Agreement:
     """
 
     def __init__(
-        self, compressor: GradientCompressor, owner: Owner | None, world: HorovodWorld
+        self,
+        compressor: GradientCompressor,
+        owner: Owner | None,
+        world: HorovodWorld,
+        conflict: str | None = None,
     ) -> None:
         self._compressor, self._owner, self._world = compressor, owner, world
+        self.conflict = conflict
         # Parameters' names differ between optimizers, as stock Horovod requires.
         names = () if owner is None else [n for n, _ in (*owner.named_parameters, *owner.frozen)]
         self._name = f"hvd_adaptive.agreement.{min(names, default='')}"
@@ -158,7 +164,10 @@ class Agreement:
     def _constant(self) -> Description:
         """Return what must be the same on all ranks in every step."""
         named = () if self._owner is None else self._owner.named_parameters
-        return describe(self._compressor, named)
+        own = describe(self._compressor, named)
+        # Ranks that were given a wrong one must not leave the others waiting.
+        fits = "None or the caller's" if self.conflict is None else "not the caller's"
+        return own | {"settings": own["settings"] | {"process_set": fits}}
 
     def _varying(self, groups: RankContext, attempt: int) -> Description:
         step, due = self._compressor.step, self._due

@@ -13,7 +13,12 @@ from collections import Counter
 from typing import TYPE_CHECKING, Any
 
 from hvd_adaptive.hooks.horovod.agreement import Agreement
-from hvd_adaptive.hooks.horovod.owner import Owner, find_owner, take_adasums_step_back
+from hvd_adaptive.hooks.horovod.owner import (
+    Owner,
+    calling_process_set,
+    find_owner,
+    take_adasums_step_back,
+)
 from hvd_adaptive.hooks.horovod.served import ServedParameters, gradient_dtype
 from hvd_adaptive.hooks.horovod.unfinished import AbandonedSteps
 from hvd_adaptive.layout import Layout, Member, build_layout
@@ -80,9 +85,10 @@ class Binding(RankContext):
         """
         self.owner = _owner_of(compressor)
         self.has_optimizer = self.owner is not None and self.owner.optimizer is not None
-        members = compressor.settings.process_set or (self.owner and self.owner.process_set)
-        super().__init__(compressor, HorovodWorld(members))
-        self.agreement = Agreement(compressor, self.owner, self.world)
+        caller = self._process_set_of_caller()
+        super().__init__(compressor, HorovodWorld(caller or compressor.settings.process_set))
+        conflict = _conflict(compressor.settings.process_set, caller, self.has_optimizer)
+        self.agreement = Agreement(compressor, self.owner, self.world, conflict)
         if self.owner is not None:
             _check_op(self.owner, compressor)
         kept = known if known is not None and known.world.is_current() else None
@@ -127,6 +133,17 @@ class Binding(RankContext):
             )
             warn_of_many(len(self._members) + len(self.layout.groups))
 
+    def _process_set_of_caller(self) -> Any:
+        """Return the process set over which the caller reduces placeholders; None if unknown."""
+        if self.owner is not None and self.has_optimizer:
+            return self.owner.process_set
+        return calling_process_set()
+
+    def serves_caller(self) -> bool:
+        """Return whether these are the caller's ranks, if no optimizer calls."""
+        wanted = calling_process_set() or self.settings.process_set
+        return (wanted or horovod().global_process_set).ranks == self.world.process_set.ranks
+
     def _laid_out(self, by_name: bool) -> Layout:
         self._by_name = by_name
         return self.build_layout(self._members, functools.partial(build_layout, by_name=by_name))
@@ -156,6 +173,17 @@ def _owner_of(compressor: GradientCompressor) -> Owner | None:
         trained = [(n, p) for n, p in named if p.requires_grad]
         owner = Owner(trained, None, None, frozen_elsewhere=frozen)
     return owner
+
+
+def _conflict(own: Any, caller: Any, of_optimizer: bool) -> str | None:
+    """Return what is wrong with the keyword ``process_set``, given the caller's process set."""
+    if own is None or caller is None or own.ranks == caller.ranks:
+        return None
+    of = "the optimizer" if of_optimizer else "hvd.allreduce"
+    return (
+        f"process_set: has ranks {own.ranks}; must be None or the process set of {of}, which has "
+        f"ranks {caller.ranks}"
+    )
 
 
 def _check_op(owner: Owner, compressor: GradientCompressor) -> None:

@@ -169,7 +169,9 @@ class HorovodDrive(Drive):
         yield from (self._exchange() if takes_part else self._sum_of_some())
 
     def _agree(self, reduced: torch.Tensor) -> Road:
-        """Read what ranks have compared; raise RankMismatchError, the same one on all ranks."""
+        """Read what ranks have compared; raise RankMismatchError, the same one on all ranks, or
+        ValueError.
+        """
         world, own = self.binding.world, self.binding.agreement.own if self.named else None
         try:
             self.read = check_reduced(reduced, world.size, own=own)
@@ -183,6 +185,8 @@ class HorovodDrive(Drive):
             if self.worker is None and not self._is_new:
                 yield from self._until_closed()
             self._raise_mismatch(reduced, error)
+        if (conflict := self.binding.agreement.conflict) is not None:
+            raise ValueError(conflict)
         if self.named:
             op, hvd = cast(Any, self.binding.owner).op, world.hvd
             self.read = self.read._replace(factor=1.0 / world.size if op == hvd.Average else 1.0)
@@ -277,6 +281,7 @@ class HorovodDrive(Drive):
         self.step.launch_all(self.read.factor)
         while not self.step.is_received:
             yield False
+        self.step.check_ranks(self.read.active)
         while not self.flushed:
             yield None
 

@@ -1,4 +1,5 @@
-"""Find the optimizer that calls compress, with its parameters, op and ranks."""
+"""Find the optimizer that calls compress, with its parameters, op and ranks, or the ranks of a call
+of hvd.allreduce."""
 
 from __future__ import annotations
 
@@ -143,6 +144,20 @@ def calling_frame(compressor: Any) -> FrameType | None:
         is_optimizer = isinstance(caller, torch.optim.Optimizer)
         if is_optimizer and getattr(caller, "_compression", None) is compressor:
             return frame
+        frame = frame.f_back
+    return None
+
+
+def calling_process_set() -> Any:
+    """Return the process set of the ``hvd.allreduce``, or a function like it, that calls compress;
+    None if none does."""
+    frame: FrameType | None = sys._getframe(1)
+    for _ in range(3 * FRAMES):  # among them those of this package
+        if frame is None:
+            return None
+        is_horovods = frame.f_globals.get("__name__") == "horovod.torch.mpi_ops"
+        if is_horovods and "process_set" in frame.f_locals:
+            return frame.f_locals["process_set"]
         frame = frame.f_back
     return None
 

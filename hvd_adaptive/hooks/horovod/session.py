@@ -94,15 +94,15 @@ class Session(Connection):
                 or drive.generation is not drive.binding.world.generation
             ):
                 drive = None  # no gradient may join this step
-            unknown = drive is None or drive.step is None
-            binding = self._current_binding() if unknown else drive.binding
+            is_named = drive is not None and drive.named
+            binding = drive.binding if is_named else self._current_binding()
             if binding.layout is None:
                 drive, slot, small = self._arrive_unnamed(binding, drive, tensor.resolve_neg())
             else:
                 slot = binding.parameters.slot_of(tensor)
                 if slot is None:
                     return self._left_to_horovod(tensor)
-                if unknown or drive.here[slot]:
+                if drive is None or drive is not self._driver.drive or drive.here[slot]:
                     drive = self._begin(binding, binding.layout, tensor.is_cpu)
                 small = self._arrive(drive, slot, tensor)
             drive.unreturned += 1
@@ -125,6 +125,7 @@ class Session(Connection):
         current = False
         if binding is not None and not self._stale and binding.world.is_current():
             current = not is_idle or binding.parameters.are_current(binding.layout)
+            current = current and (binding.has_optimizer or binding.serves_caller())
         if binding is None or not current:
             binding = self._bind()
         # A compressor first used without an optimizer may have one by now.

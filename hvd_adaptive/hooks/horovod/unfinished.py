@@ -120,6 +120,7 @@ class JoinedStep:
         self._gradients = dict(gradients)
         self._name = f"{name}.joined.{attempt}"
         self._handles: dict[int, Any] = {}
+        self._ranks: Any = None  # the handle of their number
 
     def renumber(self, number: int) -> None:
         """See ``Step.renumber``."""
@@ -129,6 +130,8 @@ class JoinedStep:
         """Submit every gradient. factor: scale of sums over ranks."""
         self._factor = factor
         world, meter = self.binding.world, self.binding.compressor._training.meter
+        one = torch.ones(1, dtype=torch.float64, device="cpu")
+        self._ranks = world.allreduce(one, f"{self._name}.ranks", world.hvd.Sum)
         for slot, gradient in sorted(self._gradients.items()):
             data = gradient.detach().to(wide_of(gradient.dtype)).contiguous().view(-1)
             self._handles[slot] = world.allreduce(data, f"{self._name}.{slot}", world.hvd.Sum)
@@ -143,7 +146,22 @@ class JoinedStep:
     @property
     def is_received(self) -> bool:
         """Return whether all sums are there."""
-        return all(map(self.binding.world.poll, self._handles.values()))
+        return all(map(self.binding.world.poll, [self._ranks, *self._handles.values()]))
+
+    def check_ranks(self, active: int) -> None:
+        """Raise ValueError unless ``active`` ranks, as many as reduced the position, add gradients.
+
+        If a user's own code calls ``compress`` and reduces over a process set, the ranks outside of
+        it look as if they had called hvd.join().
+        """
+        world = self.binding.world
+        ranks = round(world.synchronize(self._ranks).item())
+        if ranks != active:
+            raise ValueError(
+                f"process_set: has ranks {world.process_set.ranks}, but what compress() returned "
+                f"was reduced over {active} of them: give the compressor the process set of that "
+                "reduction"
+            )
 
     def describe(self) -> str:
         """Return what the step waits for."""
