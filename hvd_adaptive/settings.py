@@ -97,7 +97,8 @@ class Settings(Checked):
         fusion_bytes: Maximum gradient bytes (as float32) of a group.
         tuning: ``Tuning(...)``: memory in flight, checksums and the worker thread
             (hvd_adaptive.options).
-        process_set: Horovod process set; the optimizer's if None.
+        process_set: Horovod process set. It is found if Horovod's optimizer or ``hvd.allreduce``
+            calls; it must then be None or the same.
         named_parameters: Used if no optimizer can be found.
 
     Raises:
@@ -152,7 +153,12 @@ class Settings(Checked):
     )
     fusion_bytes: int = keyword(16 * 2**20, partial(check_integer, least=4))
     tuning: Tuning = keyword(Tuning(), check_tuning)
-    process_set: Any = keyword(None, None, **LOCAL, picklable=False)
+    process_set: Any = keyword(
+        None,
+        partial(check_has, method="included", allowed="a process set of Horovod (hvd.ProcessSet)"),
+        **LOCAL,
+        picklable=False,
+    )
     named_parameters: Iterable[tuple[str, torch.nn.Parameter]] | None = keyword(
         None, check_named_parameters, **LOCAL, picklable=False
     )

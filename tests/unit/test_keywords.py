@@ -53,6 +53,7 @@ WRONG = {
     "schedule": ("must be a function of the step, or None", [3]),
     "grad_scaler": ("must be a torch.amp.GradScaler, or None", [1024.0, "scaler"]),
     "monitor": ("must be a hvd_adaptive.Monitor, or None", ["runs"]),
+    "process_set": ("must be a process set of Horovod (hvd.ProcessSet), or None", [5, [0, 1]]),
 }
 
 
