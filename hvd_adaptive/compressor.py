@@ -303,10 +303,13 @@ class GradientCompressor(Changing, _Base, metaclass=RefusesClasses):
     def close(self) -> None:
         """Release the optimizer and its gradients; the compressor can then serve another.
 
-        Averages in the background are waited for.
+        A step in progress is given up; averages in the background are waited for. With
+        DistributedDataParallel every rank must then call this at the same place.
         """
         self._training.wait()
-        self._training.connection = None
+        connection, self._training.connection = self._training.connection, None
+        if connection is not None:
+            connection.abandon()
 
     def _plugged(self) -> Connection:
         with _plugging:  # backward passes in several threads may begin at once

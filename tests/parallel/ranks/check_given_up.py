@@ -14,6 +14,7 @@ from training import (
     assert_same_everywhere,
     batches,
     distributed,
+    flat_parameters,
     give_up,
     loss_of,
     make_model,
@@ -22,7 +23,7 @@ from training import (
     wait_for,
 )
 
-from hvd_adaptive import ALQ
+from hvd_adaptive import ALQ, instances
 from hvd_adaptive.hooks.horovod.agreement import Agreement
 
 
@@ -103,3 +104,30 @@ def test_a_backward_that_was_lost_in_part():
     for i, weight in enumerate(weights):
         torch.testing.assert_close(weight.grad.mean(), torch.tensor(i + 1.0), rtol=0.02, atol=0.0)
     assert_same_everywhere(*(w.grad for w in weights))
+
+
+def test_a_state_that_is_restored_in_mid_step():
+    """What follows is the same bits as without the step that is given up, the report too."""
+    ends = []
+    for interrupted in (False, True):
+        instances.start_over()
+        model, compressor = make_model(), ALQ(bits=3, error_feedback="auto", update_steps=[0])
+        optimizer = distributed(model, compressor, prefix=f"restored.{interrupted}.")
+        state = hvd.elastic.TorchState(model=model, optimizer=optimizer, compression=compressor)
+        train(model, optimizer, 2)
+        state.save()
+        if interrupted:
+            loss_of(model, batches(hvd.rank(), 9)()).backward()
+            meter = compressor._training.meter
+            wait_for(lambda of=meter: of.squares and of.current.coordinates)
+            handles = [handle for handle, _ in optimizer._handles.values()]
+            state.restore()
+            for handle in handles:
+                hvd.synchronize(handle)
+            optimizer.zero_grad()
+        train(model, optimizer, 3, seed=1)
+        report = compressor.report()
+        figures = report["coordinates"], report["payload_bytes"], report["relative_error"]
+        ends.append((figures, flat_parameters(model)))
+    assert ends[0][0] == ends[1][0]
+    assert torch.equal(ends[0][1], ends[1][1])
