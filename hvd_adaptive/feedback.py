@@ -249,12 +249,15 @@ class Residuals:
         new.weights = new.weights.loaded(state)
         if "residuals" in state:
             saved = state["residuals"]
-            new._rank_and_size = int(saved["rank"]), int(saved["size"])
+            own = int(saved["rank"]), int(saved["size"])
+            new._rank_and_size = own if own[1] else None  # see ``load_from``
             new._loaded = {name: r.clone() for name, r in saved["parameters"].items()}
         return new
 
     def load_from(self, others: Residuals) -> None:
-        """Continue with this process's own residuals, whatever its new rank is."""
+        """Continue with this process's own residuals, whatever its new rank is. Until the next
+        step it is not known, and states have size 0.
+        """
         self._layout, self._rank_and_size, self._loaded = None, None, others._named()
         self._current, self._spare, self._held = {}, {}, {}
 

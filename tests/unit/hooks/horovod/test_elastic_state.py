@@ -72,6 +72,25 @@ def test_restore_goes_back_to_what_was_saved(caplog):
     assert handler.value is other and other.step == 4
 
 
+@pytest.mark.parametrize("change", ["load", "set"])
+def test_residuals_are_kept_before_the_next_step_too(change, caplog):
+    """Their rank is not known then."""
+    rank = OneRank(make(bits=3), SIZES, rank_info=(1, 4))
+    rank.step(gradients(SIZES, 0))
+    kept, handler = rank.residuals(), CompressorStateHandler(rank.compressor)
+    handler.restore()
+    compressor = rank.compressor
+    if change == "set":
+        compressor.set(bits=4)
+    else:
+        compressor = make(bits=3)
+        compressor.load_state_dict(rank.compressor.state_dict())
+    moved = OneRank(compressor, SIZES, rank_info=(0, 3))
+    moved.begin()
+    assert all(torch.equal(moved.residuals()[name], kept[name]) for name in "ac")
+    assert not caplog.messages
+
+
 def test_sync_takes_the_first_ranks_tables_and_keeps_its_own_residuals(horovod):
     of_first, own = OneRank(make(), SIZES), OneRank(make(), SIZES)
     of_first.step(gradients(SIZES, 1))
