@@ -179,8 +179,9 @@ def _read(reduced: torch.Tensor, size: int) -> tuple[Reduction, list[int]]:
         if active:
             return Reduction(factor, active), [round(value * scale) for value in pairs]
     raise ValueError(
-        f"op=hvd.{_op(entries, size)}: must be hvd.Average or hvd.Sum, without other factors, to "
-        f"compress gradients (entries {ones:g}, {ranks:g}, {first:g} of {size} ranks)"
+        f"op=hvd.{_op(entries, size)}: must be hvd.Average or hvd.Sum, without other factors, over "
+        f"the {size} ranks of the compressor's process set, to compress gradients (entries "
+        f"{ones:g}, {ranks:g}, {first:g})"
     )
 
 
