@@ -85,9 +85,11 @@ class Binding(RankContext):
         """
         self.owner = _owner_of(compressor)
         self.has_optimizer = self.owner is not None and self.owner.optimizer is not None
-        caller = self._process_set_of_caller()
-        super().__init__(compressor, HorovodWorld(caller or compressor.settings.process_set))
-        conflict = _conflict(compressor.settings.process_set, caller, self.has_optimizer)
+        own, caller = compressor.settings.process_set, self._process_set_of_caller()
+        if own is not None and not self.has_optimizer:
+            HorovodWorld(own)  # an error at once on a rank outside, whose call may be the only one
+        super().__init__(compressor, HorovodWorld(caller or own))
+        conflict = _conflict(own, caller, self.has_optimizer)
         self.agreement = Agreement(compressor, self.owner, self.world, conflict)
         if self.owner is not None:
             _check_op(self.owner, compressor)
