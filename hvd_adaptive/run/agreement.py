@@ -9,7 +9,7 @@ import hashlib
 import json
 import logging
 import zlib
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -28,6 +28,8 @@ Description = dict[str, dict[str, str]]
 
 # Differences of a topic that a message lists; characters of a value.
 MOST_LISTED, LONGEST = 4, 60
+# Settings that a position describes, and characters of each value.
+PLACES, SHORTEST = 32, 16
 ADVICE = (
     "Every rank must construct the same compressor for the same parameters and take the same steps"
 )
@@ -38,17 +40,22 @@ def describe(
 ) -> Description:
     """Return this rank's description: package version, settings, parameters by name."""
     parameters = sorted(named_parameters, key=lambda pair: pair[0])
-    settings = compressor.settings.shared() | compressor.parts.default.scheme_settings()
-    settings = {"scheme": type(compressor).__name__} | settings
+    settings = {"scheme": repr(type(compressor).__name__)} | agreed_settings(compressor)
     # The comparison is a collective.
-    settings["Monitor(compare=)"] = getattr(compressor.settings.monitor, "compare", False)
+    settings["Monitor(compare=)"] = repr(getattr(compressor.settings.monitor, "compare", False))
     return {
         "the package version": {"hvd_adaptive": __version__},
-        "settings": {name: repr(value) for name, value in settings.items()},
+        "settings": settings,
         "parameters": {
             name: f"{str(p.dtype).removeprefix('torch.')} {list(p.shape)}" for name, p in parameters
         },
     }
+
+
+def agreed_settings(compressor: GradientCompressor) -> dict[str, str]:
+    """Return the keywords that all ranks must have alike, with their values."""
+    settings = compressor.settings.shared() | compressor.parts.default.scheme_settings()
+    return {name: repr(value) for name, value in settings.items()}
 
 
 def checksum(own: Description) -> int:
@@ -88,14 +95,13 @@ def _differences_of(
     return clauses
 
 
-def _short(value: str | None) -> str:
+def _short(value: str | None, longest: int = LONGEST) -> str:
     if value is None:
         return "missing"
-    if len(value) <= LONGEST:
+    if len(value) <= longest:
         return value
-    return (
-        f"{value[: LONGEST - 14]}... ({hashlib.blake2b(value.encode(), digest_size=4).hexdigest()})"
-    )
+    digest = hashlib.blake2b(value.encode(), digest_size=4).hexdigest()
+    return f"{value[: longest - 14]}... ({digest})"
 
 
 def format_ranks(ranks: Sequence[int]) -> str:
@@ -126,33 +132,66 @@ def position(
     layout: Layout,
     due: Due,
     held: bool,
+    settings: Sequence[int],
     compares: bool,
 ) -> torch.Tensor:
-    """Return what must be alike, int64: settings, step, attempt, ``due`` fits, layout, whether the
-    rank sends nothing before all gradients have arrived (``held``), the compressor's number; and
-    whether it ``compares`` parameters, which need not be alike.
+    """Return what must be alike, int64: a checksum of settings, step, attempt, ``due`` fits,
+    layout, whether the rank sends nothing before all gradients have arrived (``held``), the
+    compressor's number and ``settings``, its ``settings_row``; and whether it ``compares``
+    parameters, which need not be alike.
     """
     fits = due.first + 2 * due.second + 4 * due.samples
-    settings, groups = compressor.parts.default.settings_fingerprint, layout.fingerprint >> 1
+    checksum, groups = compressor.parts.default.settings_fingerprint, layout.fingerprint >> 1
     number = compressor._training.instance.number
-    numbers = settings, compressor.step, attempt, fits, groups, int(held), number, int(compares)
-    return torch.tensor(numbers, device="cpu")
+    numbers = checksum, compressor.step, attempt, fits, groups, int(held), number
+    return torch.tensor((*numbers, *settings, int(compares)), device="cpu")
 
 
-def disagreement(positions: torch.Tensor) -> str:
-    """Return how the ranks' positions, int64 (ranks, 8), differ; "" if they do not."""
+def settings_row(settings: Mapping[str, str]) -> tuple[int, ...]:
+    """Return a checksum of the keywords, and their values, shortened: always as many int64.
+
+    Ranks that differ cannot gather descriptions: they have submitted different collectives.
+    """
+    plain = (value.encode("ascii", "backslashreplace").decode() for value in settings.values())
+    texts = [_short(value, SHORTEST).ljust(SHORTEST, "\0") for value in plain]
+    data = "".join(texts[:PLACES]).ljust(PLACES * SHORTEST, "\0").encode()
+    values = (int.from_bytes(data[at : at + 8], "little") for at in range(0, len(data), 8))
+    return _crc(list(settings)), *values
+
+
+def _values_in(row: Sequence[int]) -> list[str]:
+    """Return the values of a ``settings_row``."""
+    text = b"".join(number.to_bytes(8, "little") for number in row[1:]).decode()
+    return [text[at : at + SHORTEST].rstrip("\0") for at in range(0, len(text), SHORTEST)]
+
+
+def disagreement(positions: torch.Tensor, keywords: Iterable[str]) -> str:
+    """Return how the ranks' positions, a row of each, differ; "" if they do not. ``keywords`` are
+    those of this rank's ``settings_row``.
+    """
     alike = positions[:, :-1]
     if torch.equal(alike, alike[:1].expand_as(alike)):
         return ""
-    described = [_describe(row) for row in positions.tolist()]
+    everyone = positions.tolist()
+    described = [_describe(numbers) for numbers in everyone]
+    rows = [numbers[7:-1] for numbers in everyone]
+    if len({row[0] for row in rows}) == 1 and len(set(map(tuple, rows))) > 1:
+        for own, row in zip(described, rows, strict=True):
+            own["settings"] = dict(zip(keywords, _values_in(row), strict=False))
+    # Other differences may follow from those of settings.
+    if len({numbers[0] for numbers in everyone}) > 1:
+        for own in described:
+            del own["buckets"]
+            own["the step"] = {"its number": own["the step"]["its number"]}
     return differences(described, range(len(described)))
 
 
 def _describe(numbers: Sequence[int]) -> Description:
-    """Return a position as topics of named values."""
-    settings, step, attempt, due, layout, held, number, _ = numbers
+    """Return a position as topics of named values; its settings as their checksum."""
+    settings, step, attempt, due, layout, held, number = numbers[:7]
     fits = {False: "not due", True: "due"}
     return {
+        "settings": {"all of them": f"{settings:08x}"},
         "the step": {
             "its number": str(step),
             "its attempt": str(attempt),
@@ -162,7 +201,6 @@ def _describe(numbers: Sequence[int]) -> Description:
             "samples for a fit": fits[bool(due & 4)],
             "sending": "at the end" if held else "at once",
         },
-        "settings": {"all of them": f"{settings:08x}"},
         "buckets": {"parameters": f"{zlib.crc32(repr(layout).encode()):08x}"},
     }
 

@@ -52,8 +52,8 @@ class OrderedDrive(Drive):
     """Take one step of DDP or LocalSGD to its end; ranks compare their positions first.
 
     The world of ``binding`` has ``begin_gather``. If ``held``, nothing is sent before the step is
-    flushed: the exchange is set up, or gradients are sampled for tables, which averages would
-    replace.
+    flushed and ranks agree: these settings are new, the exchange is set up, or gradients are
+    sampled for tables, which averages would replace.
     """
 
     def __init__(
@@ -77,17 +77,18 @@ class OrderedDrive(Drive):
         forgets = samples or number % LENGTHS_LAST == 0 or warmed_up
         if forgets:
             binding.world.forget_lengths()
-        # Lengths are exchanged anew: the host would wait for a GPU, and so for the backward pass.
-        self.held = samples or not binding.exchange.is_set_up or (forgets and not on_cpu)
+        self.held = samples or not (binding.has_agreed and binding.exchange.is_set_up)
         self.step = OrderedStep(binding, layout, number, attempt, residuals, worker, on_cpu)
-        own = position(compressor, attempt, layout, due, self.held, binding.wants_comparison)
+        compares = binding.wants_comparison
+        own = position(compressor, attempt, layout, due, self.held, binding.settings_row, compares)
         self._check: Any = binding.world.begin_gather(own)
         self._agreed = self._compares = False
         # Slots that arrived together, and for each whether this rank's gradient has a value other
         # than zero; filled in only if there are residuals.
         self._used: list[tuple[list[int], HostCopy]] = []
         self._deliveries: deque[_Delivery] = deque()
-        if not self.held:
+        # To exchange lengths, a hook would wait for ranks that may differ, and for a GPU.
+        if not self.held and (worker is not None or binding.world.knows_lengths):
             self.step.release(1.0 / binding.world.size)
 
     def arrive(self, gradients: Mapping[int, torch.Tensor], done: Done) -> None:
@@ -136,10 +137,10 @@ class OrderedDrive(Drive):
             if not wait and not world.is_gathered(self._check):
                 return False
             positions = world.end_gather(self._check)
-            if mismatch := disagreement(positions):
+            if mismatch := disagreement(positions, self.binding.agreed):
                 raise RankMismatchError(mismatch)
             self._compares = bool(positions[:, -1].any())
-            self._agreed = self.step.may_receive = True
+            self._agreed = self.step.may_receive = self.binding.has_agreed = True
         return True
 
     def _used_somewhere(self) -> Sequence[bool]:

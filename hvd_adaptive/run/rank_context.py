@@ -12,7 +12,7 @@ from hvd_adaptive.base.device import stream_of
 from hvd_adaptive.exchange.auto import EXCHANGES, name_of_exchange
 from hvd_adaptive.exchange.exchange import Exchange, RankInfo
 from hvd_adaptive.layout import Layout, Member, build_layout
-from hvd_adaptive.run.agreement import warn_of_differences
+from hvd_adaptive.run.agreement import agreed_settings, settings_row, warn_of_differences
 from hvd_adaptive.run.monitored import Monitored
 from hvd_adaptive.run.trip import Plan
 from hvd_adaptive.transport.collectives import LARGEST_COLLECTIVE
@@ -32,12 +32,16 @@ class RankContext:
         layout: The layout; None until the gradients are known.
         exchange_name: Name of the exchange.
         name: Beginning of the names of collectives.
+        agreed: The settings that ranks must have alike; ``settings_row`` describes them.
+        has_agreed: Ranks have agreed in a step with these settings.
         named: (name, parameter) pairs that ranks compare; none if they cannot be compared.
         compared_at: How many states the compressor had loaded when ranks compared parameters.
     """
 
     def __init__(self, compressor: GradientCompressor, world: Any, name: str = "") -> None:
         self.compressor, self.settings, self.world = compressor, compressor.settings, world
+        self.agreed = agreed_settings(compressor)
+        self.settings_row, self.has_agreed = settings_row(self.agreed), False
         self.exchange_name = name_of_exchange(self.settings, world.size)
         if self.settings.exchange is None and world.size > 1:
             logger.info("exchange=None: %s, for %d ranks", self.exchange_name, world.size)

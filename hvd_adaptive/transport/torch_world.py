@@ -105,6 +105,10 @@ class TorchWorld(World):
             self._is_closed = True
             _left.setdefault(self._given, []).append(self.group)
 
+    @property
+    def knows_lengths(self) -> bool:
+        return bool(self._rooms)
+
     def forget_lengths(self) -> None:
         """Exchange lengths anew; every rank must call this before the same collective."""
         self._rooms.clear()

@@ -68,6 +68,11 @@ class World(ABC):
         """Wait, and return the first rank's array, byte for byte."""
 
     @property
+    def knows_lengths(self) -> bool:
+        """Return whether ``allgather`` and ``alltoall`` exchange no lengths, and so do not wait."""
+        return True
+
+    @property
     def generation(self) -> Any:
         """Return an object that differs if ranks have been started anew."""
         return self
