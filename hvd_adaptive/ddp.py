@@ -22,7 +22,8 @@ from hvd_adaptive.changes import keywords_of
 from hvd_adaptive.checkpoint import key_of_rank, packed, unpacked
 from hvd_adaptive.compressor import GradientCompressor, check_compressor
 from hvd_adaptive.hooks.ddp.bucket_session import BucketSession, called_by_autograd
-from hvd_adaptive.hooks.ddp.buckets import Bucket, Names
+from hvd_adaptive.hooks.ddp.buckets import Bucket
+from hvd_adaptive.hooks.ddp.names import Names
 from hvd_adaptive.hooks.horovod import elastic
 from hvd_adaptive.run.agreement import format_ranks
 from hvd_adaptive.settings import keyword_of
@@ -40,7 +41,8 @@ class CompressionState:
     The state can be pickled, as DDP's hooks are saved (``torch.save({"hook": hook, "state": state},
     path)``). The pickle contains the compressor's keywords and state: tables, step, settings, and
     this rank's residuals. It does not contain the process group (the default one is used after
-    loading), parameters, monitor and grad_scaler. If you need monitor or grad_scaler, construct a
+    loading), parameters, monitor and grad_scaler. Parameters get their names again if their sizes
+    are alike, in the order of the first buckets. If you need monitor or grad_scaler, construct a
     new state and load ``state.compressor.state_dict()``.
 
     Args:
@@ -214,7 +216,8 @@ def compression_hook(
         ValueError: It was not called by DistributedDataParallel's reducer.
         RankMismatchError: Ranks differ in settings or steps.
         PayloadError: A payload arrived corrupt.
-        RuntimeError: The compressor serves another model.
+        RuntimeError: The compressor serves another model, or a state without names serves two in
+            turn.
 
     Examples:
         >>> from hvd_adaptive import EDEN

@@ -16,8 +16,9 @@ import torch.distributed as dist
 from hvd_adaptive.base.errors import RankMismatchError, WarnOnce
 from hvd_adaptive.changes import begin_step
 from hvd_adaptive.connection import ApartFromHorovod
-from hvd_adaptive.hooks.ddp.buckets import Bucket, BucketBinding, Names, Pending, compare_names
+from hvd_adaptive.hooks.ddp.buckets import Bucket, BucketBinding, Pending, compare_names
 from hvd_adaptive.hooks.ddp.early import EarlyGroups
+from hvd_adaptive.hooks.ddp.names import Names
 from hvd_adaptive.run.agreement import compare_settings
 from hvd_adaptive.run.ordered_drive import OrderedDriver
 from hvd_adaptive.training import is_first_rank
@@ -159,6 +160,8 @@ class BucketSession(ApartFromHorovod):
             self._driver.finish()
         except BaseException as error:
             self.abandon()
+            if isinstance(error, RankMismatchError):  # collectives may be paired wrongly
+                self._world = self._binding = None
             for bucket in pending.buckets:
                 bucket.set_error(error)
             raise
@@ -172,10 +175,7 @@ class BucketSession(ApartFromHorovod):
         self._early.end(pending.gradients)
 
     def _compare_arrived(self, pending: Pending) -> None:
-        """Compare the ranks' gradients before waiting for any of their averages.
-
-        If they differ, collectives have been paired wrongly: leave them and their ranks.
-        """
+        """Compare the ranks' gradients before waiting for any of their averages."""
         if self._names_world is None:
             return
         try:
@@ -183,9 +183,7 @@ class BucketSession(ApartFromHorovod):
             warn = functools.partial(self._driver.warn_of_stall, pending.binding.world.rank)
             compare_names(self._names_world, self.compressor.step, names, warn)
         except RankMismatchError:
-            self._pending, self._world, self._binding = None, None, None
-            self._early.stop()
-            self._driver = OrderedDriver(self.compressor)
+            self._driver = OrderedDriver(self.compressor)  # it must not complete the step
             self.compressor._training.meter.give_up()
             raise
 
@@ -219,9 +217,10 @@ class BucketSession(ApartFromHorovod):
 
     def _lay_out_next(self, binding: BucketBinding, buckets: Sequence[Bucket]) -> None:
         """Lay out these buckets from now on."""
-        names = self.names.of(buckets, self.compressor.settings)
+        parameters = [p for bucket in buckets for p in bucket.parameters]
+        names = self.names.of(parameters, self.compressor.settings)
         layout = binding.lay_out(buckets, names, self._rebuilt)
-        binding.named = self.names.compared(buckets)
+        binding.named = self.names.compared(parameters)
         self._early.lay_out(layout, binding.divided(buckets))
         binding.world.forget_lengths()
         logger.debug(

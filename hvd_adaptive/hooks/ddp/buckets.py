@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import functools
+import itertools
+import operator
 import zlib
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -20,7 +22,7 @@ from hvd_adaptive.run.worker import gather_patiently
 
 if TYPE_CHECKING:
     from hvd_adaptive.compressor import GradientCompressor
-    from hvd_adaptive.settings import Settings
+    from hvd_adaptive.hooks.ddp.names import Names
     from hvd_adaptive.transport.torch_world import TorchWorld
 
 ADVICE = (
@@ -67,6 +69,11 @@ class Bucket:
         """Return the ``id`` of each parameter."""
         return tuple(map(id, self.parameters))
 
+    @property
+    def kinds(self) -> Iterator[tuple[int, torch.dtype]]:
+        """Iterate over the gradients' sizes and dtypes."""
+        return zip(map(torch.Tensor.numel, self.gradients), itertools.repeat(self.buffer.dtype))
+
     def set_result(self, error: BaseException | None = None) -> None:
         """Set the future: the average has replaced the gradients, or there is none."""
         if error is not None:
@@ -112,10 +119,12 @@ class BucketBinding(RankContext):
         super().__init__(compressor, world, "ddp")
         self._buckets: list[tuple[int, ...]] = []
         self._slots: dict[int, int] = {}
+        self._kinds: dict[int, tuple[int, torch.dtype]] = {}
 
     def knows(self, bucket: Bucket) -> bool:
-        """Return whether all parameters of a bucket are laid out."""
-        return self.layout is not None and self._slots.keys() >= set(bucket.identities)
+        """Return whether all parameters of a bucket are laid out, in their size and dtype."""
+        laid_out = map(self._kinds.get, bucket.identities)
+        return self.layout is not None and all(map(operator.eq, laid_out, bucket.kinds))
 
     def is_laid_out_for(self, buckets: Sequence[Bucket]) -> bool:
         """Return whether buckets were laid out in this order; some may be missing."""
@@ -152,7 +161,9 @@ class BucketBinding(RankContext):
         part_of = self.compressor.parts.label_of
         members: list[list[Member]] = []
         self._buckets, self._slots = [bucket.identities for bucket in buckets], {}
+        self._kinds = {}
         for bucket in reversed(buckets):
+            self._kinds.update(zip(bucket.identities, bucket.kinds, strict=False))
             pairs = list(zip(bucket.parameters, bucket.gradients, strict=True))
             members.append([])
             for p, g in reversed(pairs) if rebuilt else pairs:
@@ -171,64 +182,6 @@ class BucketBinding(RankContext):
         """Return the lengths of DDP's buckets."""
         members = iter(layout.members)
         return [sum(next(members).numel for _ in bucket) for bucket in reversed(self._buckets)]
-
-
-class Names:
-    """Names of a model's parameters.
-
-    Args:
-        given: (name, parameter) pairs. If there are none, parameters are numbered in the order of
-            the first step's buckets.
-        numbered: Another process's (name, coordinates) in that order, used if the sizes are alike.
-    """
-
-    def __init__(
-        self,
-        given: Sequence[tuple[str, torch.nn.Parameter]],
-        numbered: Sequence[tuple[str, int]] = (),
-    ) -> None:
-        self._are_given = bool(given)
-        self._by_id = {id(parameter): name for name, parameter in given}
-        self._alive = list(given)  # so that no other parameter gets one of these ids
-        self.numbered = list(numbered)
-
-    def name_of(self, parameter: torch.nn.Parameter, number: int) -> str:
-        """Return a parameter's name; its number and shape if it has none yet."""
-        unknown = f"number {number} of shape {tuple(parameter.shape)}"
-        return self._by_id.get(id(parameter), unknown)
-
-    def compared(self, buckets: Sequence[Bucket]) -> list[tuple[str, torch.nn.Parameter]]:
-        """Return the parameters of buckets and the frozen ones: those that ranks have alike.
-
-        Others, which require a gradient, are those that DDP was made to ignore.
-        """
-        taken = {id(p) for bucket in buckets for p in bucket.parameters}
-        return [(n, p) for n, p in self._alive if id(p) in taken or not p.requires_grad]
-
-    def of(self, buckets: Sequence[Bucket], settings: Settings) -> dict[int, str]:
-        """Return the names of all parameters in ``buckets`` by ``id``; raise ValueError if one has
-        none.
-        """
-        parameters = [p for bucket in buckets for p in bucket.parameters]
-        missing = [p for p in parameters if id(p) not in self._by_id]
-        if missing and self._are_given:
-            shapes = ", ".join(str(tuple(p.shape)) for p in missing[:3])
-            raise ValueError(
-                f"named_parameters: lacks {len(missing)} of the model's parameters, of shapes "
-                f"{shapes}: give those of the model that the hook is registered with"
-            )
-        if missing and settings.parameter_bits is not None:
-            raise ValueError(
-                "parameter_bits: the parameters' names are unknown: give CompressionState "
-                "model.named_parameters()"
-            )
-        if missing:
-            known = [size for _, size in self.numbered] == [p.numel() for p in parameters]
-            names = [name for name, _ in self.numbered] if known else map(str, range(2**31))
-            self._by_id = dict(zip(map(id, parameters), names, strict=known))
-            self._alive = [(self._by_id[id(p)], p) for p in parameters]
-        self.numbered = self.numbered or [(self._by_id[id(p)], p.numel()) for p in parameters]
-        return self._by_id
 
 
 def by_bucket(buckets: Sequence[Sequence[Member]], in_turn: bool, **bounds: Any) -> Layout:
@@ -296,7 +249,8 @@ class Pending:
 def compare_names(
     world: TorchWorld, step: int, names: Sequence[str], warn: Callable[[], None]
 ) -> None:
-    """Compare the names of the gradients that a backward pass has brought, a collective.
+    """Compare the names of the gradients that a backward pass has brought, a collective. Positions
+    show whether ranks lay them out in another order.
 
     Ranks that skip different buckets pair other collectives wrongly, and never receive some. No
     other collective uses the process group of ``world``. ``warn`` is called while other ranks let
@@ -305,7 +259,7 @@ def compare_names(
     Raises:
         RankMismatchError: They differ, on all ranks.
     """
-    row = torch.tensor([zlib.crc32(repr(names).encode())], device="cpu")
+    row = torch.tensor([zlib.crc32(repr(sorted(names)).encode())], device="cpu")
     rows = gather_patiently(world, row, warn)
     if (rows == rows[0]).all():
         return

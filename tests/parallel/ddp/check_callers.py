@@ -6,6 +6,7 @@ import copy
 import gc
 import io
 import logging
+import pickle
 import time
 
 import pytest
@@ -17,6 +18,7 @@ from ddp_oracles import (
     assert_same_everywhere,
     backward,
     make_net,
+    mean,
     own_gradients,
     wrap,
 )
@@ -107,6 +109,23 @@ def test_another_model_needs_the_hook_again(way, caplog):
     backward(other, 2)
     assert_averages(other.module, own)
     assert saved.compressor.step == 2
+
+
+def test_a_pickled_state_knows_the_names():
+    """Patterns of parameter_bits match in the next run, whose model has its first buckets."""
+    net = make_net()
+    model, state = wrap(net, QSGD(**FINE, parameter_bits={"0.*": None}))
+    backward(model, 0)
+    saved = pickle.loads(pickle.dumps(state))
+    model = DistributedDataParallel(net, bucket_cap_mb=0.03)
+    model.register_comm_hook(saved, compression_hook)
+    for step in (1, 2):
+        own = own_gradients(net, step)
+        backward(model, step)
+        assert_averages(net, own)
+        exact = mean(own["0.weight"])
+        assert (net[0].weight.grad - exact).norm() < 1e-6 * exact.norm()
+    assert saved.compressor.step == 3
 
 
 @pytest.mark.parametrize("seen", ["report", "state_dict", "end", "called"])

@@ -8,11 +8,12 @@ import weakref
 import pytest
 import torch
 import torch.distributed as dist
-from ddp_oracles import assert_same_everywhere, backward, make_net, mean, wrap
+from ddp_oracles import FINE, assert_same_everywhere, backward, make_net, mean, wrap
 from feedback_doors import *  # noqa: F403
 from torch import nn
 
-from hvd_adaptive import ALQ, QSGD, RankMismatchError
+from hvd_adaptive import ALQ, QSGD, LocalSGD, RankMismatchError, Tuning, average
+from hvd_adaptive.ddp import compression_hook
 from hvd_adaptive.run.ordered import WINDOW
 from hvd_adaptive.transport.torch_world import TorchWorld
 
@@ -107,6 +108,71 @@ def test_ranks_that_differ_are_told(kind):
             backward(model, step)
     reached = {"settings": 0, "step": 7 if first else 2, "update": 2}
     assert compressor.step == reached[kind]
+
+
+def steps_of(door, compressor, group):
+    """Yield before each step of a door."""
+    net = make_net()
+    if door == "ddp":
+        model, _ = wrap(net, compressor, group=group)
+    elif door == "local":
+        descent = torch.optim.SGD(net.parameters(), lr=0.1)
+        local = LocalSGD(descent, every=1, compression=compressor, process_group=group)
+    for step in range(4):
+        yield step
+        if door == "average":
+            average([torch.ones(5000)], compressor, group=group)
+            continue
+        backward(model if door == "ddp" else net, step)
+        if door == "local":
+            local.step()
+
+
+@pytest.mark.skipif(RANKS < 2, reason="one rank differs from nobody")
+@pytest.mark.timeout(30)
+@pytest.mark.parametrize("worker", [True, False])
+@pytest.mark.parametrize("door", ["ddp", "average", "local"])
+def test_one_rank_alone_changes_a_setting(door, worker):
+    """All ranks name the keyword and its values, and none waits for the others."""
+    compressor = QSGD(bits=3, fusion_bytes=40_000, tuning=Tuning(worker=worker))
+    with pytest.raises(
+        RankMismatchError, match=r"disagree on settings: bits is 3 on ranks? 0.*, 4 "
+    ):
+        for step in steps_of(door, compressor, dist.new_group()):
+            if step == 2 and RANK == RANKS - 1:
+                compressor.set(bits=4)
+    assert compressor.step == 2
+
+
+def test_a_state_of_two_models():
+    """Without names, a state mistakes the parameters of one for the other's."""
+    net = make_net()
+    one, state = wrap(net, named=False)
+    other = nn.parallel.DistributedDataParallel(make_net(1))
+    other.register_comm_hook(state, compression_hook)
+    backward(one, 0)
+    backward(other, 0)  # as if a new model had replaced the first one
+    with pytest.raises(RuntimeError, match="serves two models in turn"):
+        backward(one, 1)
+
+
+@pytest.mark.parametrize("named", [True, False])
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
+def test_a_model_that_changes_its_dtype(dtype, named):
+    """It is wrapped anew, and keeps its state and residuals."""
+    net = make_net()
+    _, state = wrap(net, QSGD(**FINE, error_feedback=0.5), named)
+    for kind in (torch.float32, dtype):
+        model = nn.parallel.DistributedDataParallel(net.to(kind), bucket_cap_mb=0.05)
+        model.register_comm_hook(state, compression_hook)
+        for step in range(3):
+            model.zero_grad()
+            own = torch.ones(4, 40, dtype=kind) * (RANK + step + 1)
+            model(own).square().mean().backward()
+            assert_same_everywhere(*(p.grad for p in net.parameters()))
+        assert all(p.grad.dtype == kind for p in net.parameters())
+    assert state.compressor.step == 6
+    assert len(state.compressor.state_dict()["residuals"]["parameters"]) == 4
 
 
 def test_messages_of_any_lengths():

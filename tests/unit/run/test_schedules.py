@@ -22,7 +22,8 @@ from scheduler import (
 
 from hvd_adaptive import ALQ, QSGD, Hierarchical, PayloadError, ScatterReduce, Tuning
 from hvd_adaptive.hooks.ddp.bucket_session import BucketSession
-from hvd_adaptive.hooks.ddp.buckets import Bucket, BucketFuture, Names
+from hvd_adaptive.hooks.ddp.buckets import Bucket, BucketFuture
+from hvd_adaptive.hooks.ddp.names import Names
 from hvd_adaptive.run.agreement import compare_settings
 from hvd_adaptive.run.ordered import OrderedStep
 from hvd_adaptive.run.trip import Plan
