@@ -16,6 +16,7 @@ logger = logging.getLogger("hvd_adaptive")
 
 LISTED = 4  # names in a warning
 ALIKE = 0.7  # of 1: a name that resembles a pattern so much is listed
+LOOKS = 8  # steps at most whose gradients are looked at for zeros
 DDP, COMPILED = "module.", "_orig_mod."  # what wrappers add to names
 
 
@@ -38,7 +39,7 @@ class Parts(dict[str, Codec]):
         super().__init__({"": default})
         self.default, self._make_codec, self._settings = default, make, default.settings
         self._warned = False
-        self.looks_for_zeros = True  # in the next step (run/rounded_zeros.py)
+        self.looks_for_zeros = LOOKS  # in the next steps (run/rounded_zeros.py)
         self._by_tensor = self._settings.scope == "tensor"
         self._bits = dict(self._settings.parameter_bits or {})  # None for full precision
         # The names of tensors are not known yet, but bits that are not allowed fail now.
@@ -136,6 +137,10 @@ class Parts(dict[str, Codec]):
             by_tensor = self._by_tensor and old._by_tensor
             if label in self or (by_tensor and self.label_of(label) is not None):
                 self[label].load_tables_from(codec, keep)
+
+    def looked_for_zeros(self, again: bool) -> None:
+        """Note that a step was looked at, and whether another one must be."""
+        self.looks_for_zeros = self.looks_for_zeros - 1 if again else 0
 
     def _pattern(self, name: str) -> str | None:
         """Return the first pattern that matches, or None."""

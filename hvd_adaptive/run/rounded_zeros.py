@@ -22,7 +22,11 @@ NOTABLE, NAMED = 0.75, 3
 
 
 class RoundedZeros:
-    """Zeros in the gradients of one step that schemes without a level 0 quantise."""
+    """Zeros in the gradients of one step that schemes without a level 0 quantise.
+
+    A gradient without any other number shows nothing: buckets of zeros stay zero. It may have
+    others in a later step, as if the last layer begins with weights of zero.
+    """
 
     def __init__(self) -> None:
         self._found: list[tuple[int, int, HostCopy]] = []
@@ -38,9 +42,9 @@ class RoundedZeros:
             if (size := inside.numel() - padding) > 0:
                 self._found.append((piece.slot, size, HostCopy(inside.count_nonzero())))
 
-    def tell(self, members: Sequence[Member], absent: Collection[int] = ()) -> None:
+    def tell(self, members: Sequence[Member], absent: Collection[int] = ()) -> bool:
         """Warn of parameters whose gradients are mostly zero, except ``absent`` ones, which no rank
-        has.
+        has. Return whether to look at a later step: there is no warning, and a gradient was zero.
         """
         sizes: dict[str, int] = {}
         others: dict[str, int] = {}
@@ -50,10 +54,10 @@ class RoundedZeros:
             name = members[slot].name
             sizes[name] = sizes.get(name, 0) + size
             others[name] = others.get(name, 0) + int(count)
-        notable = {n: 1 - others[n] / sizes[n] for n in sizes}
+        notable = {n: 1 - others[n] / sizes[n] for n in sizes if others[n]}
         notable = {name: share for name, share in notable.items() if share >= NOTABLE}
         if not notable:
-            return
+            return not all(others.values())
         listed = [f"{name!r} ({share:.0%})" for name, share in notable.items()]
         logger.warning(
             "most coordinates of these gradients are exactly zero, and this scheme rounds zeros "
@@ -64,3 +68,4 @@ class RoundedZeros:
             f" and {len(listed) - NAMED} more" if len(listed) > NAMED else "",
             ", ".join(f"{name!r}: None" for name in list(notable)[:NAMED]),
         )
+        return False

@@ -173,8 +173,8 @@ class Trips:
     def commit(self) -> None:
         """End the step: residuals become what was not sent, unless AMP skips the step."""
         if self._zeros is not None and self.number >= self._compressor.settings.warmup_steps:
-            self._compressor.parts.looks_for_zeros = False
-            self._zeros.tell(self._layout.members, self._absent)
+            again = self._zeros.tell(self._layout.members, self._absent)
+            self._compressor.parts.looked_for_zeros(again)
         if self.residuals is None or self._finite is None:
             return
         for slot in self._absent:

@@ -186,8 +186,7 @@ class ShardedSession(ApartFromHorovod):
             compressor._training.updates.run(step, self._samples.drawn, self._binding.sync(), parts)
         layout = self._binding.layout = self._modules.layout()
         if self._zeros is not None and step >= compressor.settings.warmup_steps:
-            compressor.parts.looks_for_zeros = False
-            self._zeros.tell(layout.members)
+            compressor.parts.looked_for_zeros(self._zeros.tell(layout.members))
         compressor.step += 1
         self._calls.clear()
         self._attempts.clear()

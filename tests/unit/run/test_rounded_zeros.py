@@ -10,6 +10,7 @@ from scheme_cases import scheme
 from settings_objects import exchange_of
 from simulated_steps import take_step
 
+from hvd_adaptive.parts import LOOKS
 from hvd_adaptive.simulate import Ranks
 
 
@@ -71,6 +72,20 @@ def test_it_is_told_after_a_warm_up_and_once_for_all_settings(caplog):
     compressor.set(seed=5)
     run(compressor, steps=3)
     assert len(warnings(caplog)) == 1
+
+
+@pytest.mark.parametrize("name", ["eden-2", "ecdq-2", "signsgd", "alq-3-paper"])
+def test_a_gradient_of_zeros_alone_stays_zero_and_is_looked_at_again(name, caplog):
+    compressor = scheme(name)()
+    run(compressor, steps=1, rows=2000)
+    assert not warnings(caplog)
+    run(compressor, steps=2)
+    assert len(warnings(caplog)) == 1
+    caplog.clear()
+    compressor = scheme(name)()
+    run(compressor, steps=LOOKS, rows=2000)
+    run(compressor, steps=1)
+    assert not warnings(caplog)  # of parameters that are never used
 
 
 def test_look_at_a_network_of_relus(caplog):
