@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Generator, Iterable, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -170,10 +170,20 @@ class AllgatherExchange(Exchange):
 
 
 def carry_out(
-    route: Route, world: World, name: str, meter: StepMeter | None = None, index: int = 0
+    route: Route,
+    world: World,
+    name: str,
+    meter: StepMeter | None = None,
+    index: int = 0,
+    before: Callable[[], None] | None = None,
 ) -> torch.Tensor:
-    """Return a route's result; its collectives are performed one by one, and waited for."""
+    """Return a route's result; its collectives are performed one by one, and waited for.
+
+    ``before`` is called once the first message is encoded, before it is sent.
+    """
     request, stage = next(route), 0
+    if before is not None:
+        before()
     while True:
         sent, begin = request.sent_bytes(world.rank, world.size), time.perf_counter()
         handle = request.submit(world, f"{name}.stage{stage}")

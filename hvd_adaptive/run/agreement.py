@@ -129,7 +129,7 @@ def compare_settings(world: Any, compressor: GradientCompressor) -> None:
 def position(
     compressor: GradientCompressor,
     attempt: int,
-    layout: Layout,
+    layout: Layout | None,
     due: Due,
     held: bool,
     settings: Sequence[int],
@@ -141,7 +141,8 @@ def position(
     parameters, which need not be alike.
     """
     fits = due.first + 2 * due.second + 4 * due.samples
-    checksum, groups = compressor.parts.default.settings_fingerprint, layout.fingerprint >> 1
+    checksum = compressor.parts.default.settings_fingerprint
+    groups = 0 if layout is None else layout.fingerprint >> 1
     number = compressor._training.instance.number
     numbers = checksum, compressor.step, attempt, fits, groups, int(held), number
     return torch.tensor((*numbers, *settings, int(compares)), device="cpu")

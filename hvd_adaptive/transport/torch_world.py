@@ -19,6 +19,7 @@ import socket
 import weakref
 import zlib
 from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -123,21 +124,30 @@ class TorchWorld(World):
 
     def begin_gather(self, values: torch.Tensor) -> tuple[Any, torch.Tensor]:
         """Start ``gather_equal`` without waiting; ``end_gather`` returns the result."""
-        own = values if self._device.type == "cpu" else from_host(values, self._device)
-        everyone = own.new_empty(self.size, *own.shape)
-        return dist.all_gather(list(everyone), own, group=self.group, async_op=True), everyone
+        with self._aside():
+            own = values if self._device.type == "cpu" else from_host(values, self._device)
+            everyone = own.new_empty(self.size, *own.shape)
+            return dist.all_gather(list(everyone), own, group=self.group, async_op=True), everyone
 
     @staticmethod
     def is_gathered(begun: tuple[Any, torch.Tensor]) -> bool:
         """Return whether ``end_gather`` would not wait for other ranks."""
         return begun[0].is_completed()
 
-    @staticmethod
-    def end_gather(begun: tuple[Any, torch.Tensor]) -> torch.Tensor:
+    def end_gather(self, begun: tuple[Any, torch.Tensor]) -> torch.Tensor:
         """Return the result of ``begin_gather`` on the CPU."""
         work, everyone = begun
-        work.wait()
-        return everyone.cpu()
+        with self._aside():
+            work.wait()
+            return everyone.cpu()
+
+    def _aside(self) -> AbstractContextManager[Any]:
+        """Return the context of a stream in which the host's arrays wait for no gradient."""
+        return nullcontext() if self._device.type == "cpu" else torch.cuda.stream(self._stream)
+
+    @functools.cached_property
+    def _stream(self) -> torch.cuda.Stream:
+        return torch.cuda.Stream(self._device)
 
     def gather_objects(self, own: Any) -> list[Any]:
         """Return all ranks' objects, which are sent pickled."""

@@ -262,6 +262,8 @@ def pretended(monkeypatch) -> Iterator[GPU]:
         "current_stream": lambda device=None: made.stream,
         "default_stream": lambda device=None: made.default,
         "Event": Event,
+        "Stream": lambda device: Stream(device=device),
+        "stream": made.on,
         "device": lambda device: contextlib.nullcontext(),
         "get_device_properties": lambda device: SimpleNamespace(multi_processor_count=132),
         "synchronize": lambda device=None: made.wait("torch.cuda.synchronize"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import zlib
 from collections import Counter
@@ -19,7 +20,7 @@ from hvd_adaptive.connection import ApartFromHorovod
 from hvd_adaptive.exchange.exchange import Failures, RankInfo, carry_out
 from hvd_adaptive.exchange.shard_reduce import ShardReduce
 from hvd_adaptive.hooks.fsdp.modules import ModuleSamples, ShardedModule, ShardedModules
-from hvd_adaptive.run.agreement import compare_settings, differences
+from hvd_adaptive.run.agreement import compare_settings, differences, disagreement, position
 from hvd_adaptive.run.rank_context import RankContext
 from hvd_adaptive.run.rounded_zeros import RoundedZeros
 from hvd_adaptive.training import is_first_rank
@@ -43,9 +44,11 @@ class ShardedSession(ApartFromHorovod):
     """Connect a compressor to the modules of one model; a Connection.
 
     1. ``average`` is called for each module during backward passes, on all ranks in one order. It
-       encodes, sends, receives and decodes. A payload that cannot be read is noted.
-    2. ``finish`` ends a step, before the optimizer's. Ranks exchange failures and positions, so
-       that all raise the same error. Tables are fitted if that is due, and used from the next step.
+       encodes, sends, receives and decodes. A payload that cannot be read is noted. In a step's
+       first call ranks compare their positions, while they encode; if they differ, nothing is sent.
+    2. ``finish`` ends a step, before the optimizer's. Ranks exchange failures and what they have
+       reduced, so that all raise the same error. Tables are fitted if that is due, and used from
+       the next step.
 
     Args:
         label: Beginning of collectives' names.
@@ -70,6 +73,8 @@ class ShardedSession(ApartFromHorovod):
         self._calls: Counter[int] = Counter()  # of each module in the step in progress
         self._attempts: Counter[int] = Counter()  # likewise, with those of steps that failed
         self._failures = Failures()
+        self._positions: Any = None  # their gather, in flight in the first call of a step
+        self._mismatch: RankMismatchError | None = None  # of the positions
         # Modules whose average was computed from payloads that are not compared yet.
         self._unchecked: list[tuple[int, Callable[[], None]]] = []
         self._samples, self._is_sampled = ModuleSamples(compressor, self._modules), False
@@ -96,7 +101,7 @@ class ShardedSession(ApartFromHorovod):
             self._calls.clear()
             self._samples.clear()
             self._unchecked.clear()
-            self._failures = Failures()
+            self._failures, self._mismatch = Failures(), None
             self.compressor._training.meter.give_up()
 
     def rebind(self) -> None:
@@ -118,6 +123,9 @@ class ShardedSession(ApartFromHorovod):
             group: The process group.
             factor: Scale of the sum over ranks.
         """
+        if self._mismatch is not None:
+            out.fill_(float("nan"))
+            return
         self.reconnect()
         check_supported(flat.device)
         world = self._world_of(group)
@@ -140,7 +148,15 @@ class ShardedSession(ApartFromHorovod):
         try:
             route = binding.exchange.average(parcel, ordered, ordered[: parcel.quantized])
             del ordered
-            average = carry_out(route, world, f"{self._label}.{index}", meter, index)
+            agree = None if self._positions is None else self._agree
+            average = carry_out(route, world, f"{self._label}.{index}", meter, index, agree)
+        except RankMismatchError as error:
+            self._mismatch = error
+            out.fill_(float("nan"))
+            # Raise it after FSDP's own callback, so that FSDP can begin another backward pass.
+            with contextlib.suppress(RuntimeError):  # outside of one ``finish`` raises it
+                torch.autograd.Variable._execution_engine.queue_callback(self._refuse)
+            return
         except PayloadError as error:
             self._failures.note(index, error)
             out.fill_(float("nan"))
@@ -168,6 +184,7 @@ class ShardedSession(ApartFromHorovod):
         """
         if not self._calls:
             return
+        self._refuse()
         world, compressor, step = self._world, self.compressor, self.compressor.step
         assert world is not None and self._binding is not None
         for index, verify in self._unchecked:
@@ -194,20 +211,28 @@ class ShardedSession(ApartFromHorovod):
         compressor._training.meter.finish()
         self._binding.monitored.step_ended(self._binding, step, layout, self._device)
 
+    def _agree(self) -> None:
+        """Raise RankMismatchError, the same one on all ranks, if they differ at a step's begin."""
+        world, binding = self._world, self._binding
+        assert world is not None and binding is not None
+        positions, self._positions = world.end_gather(self._positions), None
+        if mismatch := disagreement(positions, binding.agreed):
+            raise RankMismatchError(mismatch)
+        if self._is_sampled or self.compressor.step == self.compressor.settings.warmup_steps:
+            world.forget_lengths()
+
+    def _refuse(self) -> None:
+        """Give the step up if ranks differ, and raise RankMismatchError."""
+        if (mismatch := self._mismatch) is not None:
+            self.abandon()
+            raise mismatch
+
     def _compare(self, world: TorchWorld) -> None:
-        """Compare the ranks' positions and failures, a collective; see ``finish``."""
+        """Compare the ranks' modules and failures, a collective; see ``finish``."""
         compressor, failures = self.compressor, self._failures
         calls = zlib.crc32(repr(sorted(self._calls.items())).encode())
-        own = [compressor.step, compressor.parts.default.settings_fingerprint, calls]
-        failed, rows = failures.everywhere(world, f"{self._label}.corrupt", own)
-        described = [
-            {
-                "the step": {"its number": str(int(step))},
-                "settings": {"all of them": f"{int(settings):08x}"},
-                "modules": {"those reduced": f"{int(modules):08x}"},
-            }
-            for step, settings, modules in rows
-        ]
+        failed, rows = failures.everywhere(world, f"{self._label}.corrupt", [calls])
+        described = [{"modules": {"those reduced": f"{int(calls):08x}"}} for (calls,) in rows]
         if mismatch := differences(described, range(len(described)), ADVICE):
             raise RankMismatchError(mismatch) from failures.first
         if failed:
@@ -253,8 +278,10 @@ class ShardedSession(ApartFromHorovod):
         if not self._shards:
             self._binding.parts = self._modules.parts()
             self._binding.prepare(step)
-        self._is_sampled = compressor._training.updates.at(step).samples
-        if self._is_sampled or step == compressor.settings.warmup_steps:
-            world.forget_lengths()
+        due = compressor._training.updates.at(step)
+        self._is_sampled = due.samples
+        row = self._binding.settings_row
+        own = position(compressor, 0, None, due, False, row, compares=False)
+        self._positions = world.begin_gather(own)
         looks = compressor.parts.looks_for_zeros and world.rank == 0
         self._zeros = RoundedZeros() if looks else None

@@ -163,6 +163,42 @@ def test_ranks_that_differ(differs):
         stepped(model, compressed, 0)
 
 
+@pytest.mark.parametrize(
+    ("name", "value", "door"),
+    [
+        ("bits", 6, "shards"),
+        ("bits", 6, "replicas"),
+        ("warmup_steps", 1, "shards"),  # this rank exchanges lengths
+        ("warmup_steps", 9, "shards"),
+        ("seed", 5, "shards"),
+    ],
+)
+def test_one_rank_alone_changes_a_setting(name, value, door):
+    """Nothing is sent, because lengths would differ. Once ranks agree, the model goes on."""
+    net = make()
+    mesh = init_device_mesh("cpu", (RANKS, 1), mesh_dim_names=("nodes", "shards"))
+    model = sharded(net) if door == "shards" else sharded(net, mesh=mesh["shards"])
+    compressor = ALQ(bits=8, bucket_size=128)
+    if door == "shards":
+        compressed = compress_reduce_scatter(model, compressor)
+    else:
+        compressed = compress_all_reduce(model, compressor, mesh["nodes"].get_group())
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
+    train(model, optimizer, [0])
+    if RANK == RANKS - 1:
+        compressor.set(**{name: value})
+    with pytest.raises(RankMismatchError, match=rf"settings: {name} is .*, {value} on rank"):
+        backward(model, 1)
+    compressed.finish()
+    assert compressor.step == 1
+    if RANK < RANKS - 1:
+        compressor.set(**{name: value})
+    for step in (1, 2):
+        train(model, optimizer, [step])
+        assert_close(whole(model), exact(net, step), 0.1)
+    assert compressor.step == 3
+
+
 def test_report_and_monitor(tmp_path):
     model = sharded(make())
     monitor = Monitor(tmp_path / "all.jsonl", every=1, ranks="all")
