@@ -55,9 +55,9 @@ class Compressed:
     def finish(self) -> None:
         """End a step: check what has arrived, and fit tables if that is due; a collective.
 
-        Every step of a torch.optim.Optimizer that has a parameter of the model calls it. Call it
-        yourself before the step of another optimizer. It does nothing if nothing was reduced since
-        the last call.
+        Every step of a torch.optim.Optimizer that has a parameter of the model calls it, also
+        after each call of a closure. Call it yourself before the step of another optimizer. It does
+        nothing if nothing was reduced since the last call.
 
         Raises:
             PayloadError: A payload arrived corrupt, on any rank.
@@ -193,10 +193,26 @@ def _hook_steps() -> None:
     register_optimizer_step_pre_hook(_before_step)
 
 
-def _before_step(optimizer: torch.optim.Optimizer, *_: Any) -> None:
-    for compressed in list(_all.values()):
-        if compressed.serves(optimizer):
+def _before_step(
+    optimizer: torch.optim.Optimizer, args: tuple[Any, ...], keywords: dict[str, Any]
+) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
+    """Finish what was reduced before the step, and what each call of a closure reduces."""
+    served = [compressed for compressed in list(_all.values()) if compressed.serves(optimizer)]
+    for compressed in served:
+        compressed.finish()
+    closure = keywords.get("closure", args[1] if len(args) > 1 else None)
+    if not (served and callable(closure)):
+        return None
+
+    def finished() -> Any:
+        loss = closure()
+        for compressed in served:
             compressed.finish()
+        return loss
+
+    if "closure" in keywords:
+        return args, keywords | {"closure": finished}
+    return (args[0], finished, *args[2:]), keywords
 
 
 def _modules_of(model: Any, method: str) -> list[tuple[str, Any]]:

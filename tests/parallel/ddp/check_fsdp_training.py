@@ -121,8 +121,9 @@ def test_rounded_zeros_are_told_of_once(words, door, caplog):
 
 @pytest.mark.parametrize("how", [truncated, flipped])
 @pytest.mark.parametrize("lengths", ["equal", "that vary"])
-def test_a_corrupt_payload_stops_all_ranks(how, lengths, monkeypatch):
-    """Before the optimizer's step; the next step works."""
+@pytest.mark.parametrize("form", ["step", "positional", "keyword"])
+def test_a_corrupt_payload_stops_all_ranks(how, lengths, form, monkeypatch):
+    """Before the optimizer's step, also in its closure; the next step works."""
     net = make()
     model = sharded(net)
     compressor = QSGD(**FINE, coding="fixed" if lengths == "equal" else "elias")
@@ -139,13 +140,26 @@ def test_a_corrupt_payload_stops_all_ranks(how, lengths, monkeypatch):
         return parts
 
     monkeypatch.setattr(collective, "receive", damaged)
-    backward(model, 0)
+
+    def closure():
+        optimizer.zero_grad()
+        with torch.enable_grad():
+            return backward(model, 0)
+
+    if form == "step":
+        closure()
     with pytest.raises(PayloadError, match=rf"corrupt at rank {RANKS - 1} \("):
-        optimizer.step()
+        if form == "keyword":
+            optimizer.step(closure=closure)
+        else:
+            optimizer.step(*([closure] if form == "positional" else []))
     for name, parameter in model.named_parameters():
         assert torch.equal(parameter.full_tensor(), dict(net.named_parameters())[name]), name
     assert compressor.step == 0
-    train(model, optimizer, [0])
+    if form == "step":
+        train(model, optimizer, [0])
+    else:
+        assert optimizer.step(closure) > 0
     assert_close(whole(model), exact(net, 0))
     assert compressor.step == 1
 
