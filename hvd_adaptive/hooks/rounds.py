@@ -29,7 +29,6 @@ if TYPE_CHECKING:
 
 Parameter = torch.nn.Parameter
 Result = TypeVar("Result")
-_of_thread = threading.local()
 
 
 class RoundExchange:
@@ -117,7 +116,7 @@ class TensorSession(ApartFromHorovod):
 
     def wait(self) -> None:
         # A schedule or a sink of Monitor, which an average calls, would wait for itself.
-        if not getattr(_of_thread, "is_background", False):
+        if not isinstance(threading.current_thread(), _Thread):
             self._join()
 
     @abstractmethod
@@ -237,6 +236,10 @@ def find_world(
     return None
 
 
+class _Thread(threading.Thread):
+    """A thread that averages in the background."""
+
+
 class Background(Future[Result]):
     """Result of work in a thread, which begins at once, on the CUDA stream of whoever constructs
     this, if ``device`` is one.
@@ -249,12 +252,11 @@ class Background(Future[Result]):
         self._begin(name)
 
     def _begin(self, name: str) -> None:
-        threading.Thread(target=self._run, name=name, daemon=True).start()
+        _Thread(target=self._run, name=name, daemon=True).start()
 
     def _run(self) -> None:
         work, self._work = self._work, None
         assert work is not None
-        _of_thread.is_background = True
         try:
             with torch.cuda.stream(self._stream) if self._stream is not None else nullcontext():
                 result = work()
