@@ -608,13 +608,17 @@ def hashed_signs(key: int, bucket: int, count: int) -> np.ndarray:
     return 1.0 - 2.0 * (hashed(j // 4096 * 128 + j % 128, key, bucket) >> j // 128 % 32 & 1)
 
 
-def unmixed(y: np.ndarray) -> np.ndarray:
-    """Undo T of EDEN."""
+def rotated_back(y: np.ndarray, key: int, bucket: int) -> np.ndarray:
+    """Undo a rotation of EDEN."""
     m = 1 << y.size.bit_length() - 1
-    y = y.copy()
-    y[-m:] = walsh(y[-m:]) / math.sqrt(m)
-    if m < y.size:
+    if m == y.size:
+        return walsh(y) / math.sqrt(m) * hashed_signs(key, bucket, m)
+    for number in (bucket + 2, bucket):
+        y = np.roll(y, -(m * m // y.size))
+        y[-m:] = walsh(y[-m:]) / math.sqrt(m)
+        y *= hashed_signs(key, number + 1, y.size)
         y[:m] = walsh(y[:m]) / math.sqrt(m)
+        y *= hashed_signs(key, number, y.size)
     return y
 
 
@@ -637,7 +641,7 @@ def eden_body(head: dict, body: bytes, count: int, known: Known) -> np.ndarray:
         own_codes, codes = codes[: kept[bucket]], codes[kept[bucket] :]
         y[: kept[bucket]] = known.levels.astype("<f4").astype(np.float64)[own_codes] * scale
         for own in streams:
-            y = unmixed(y) * hashed_signs(own, bucket, length)
+            y = rotated_back(y, own, bucket)
         out.append(y)
     return np.concatenate(out)[:count] if out else np.empty(0)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -99,20 +100,33 @@ def weight_of(length: int, rotations: int = 1) -> float:
     return float(length) ** (-rotations / 2) if block_order(length) == length else 1.0
 
 
-def rotate(y: torch.Tensor, back: bool) -> None:
-    """Multiply rows by H in place, without its factor, if their length is a power of two.
+def rotate(y: torch.Tensor, flip: Callable[[int], None], back: bool) -> None:
+    """Flip the signs of rows and multiply them by H in place, without its factor, if their length
+    is a power of two; if ``back``, undo this.
 
-    Otherwise H m**-0.5 of the largest power of two m is applied to the first m coordinates, then to
-    the last m; if ``back``, the other way round, which inverts it.
+    Otherwise, twice: flip, apply H m**-0.5 of the largest power of two m to the first m
+    coordinates, flip, apply it to the last m, and move all on by m²/length in a circle. The first m
+    then have their fair share of what the first H has left alone, and of the rest.
+
+    Args:
+        flip: Gives y the signs of its buckets' numbers plus 0, ..., 3. A partial bucket is the last
+            one, so that no other has these.
     """
     length = y.shape[1]
     m = block_order(length)
-    if m == length:
-        y.copy_(hadamard.transform(y, m))
-        return
-    parts = [y[:, :m], y[:, length - m :]]
-    for part in reversed(parts) if back else parts:
-        part.copy_(hadamard.transform(part, m) * m**-0.5)
+    rest, shift = length - m, m * m // length
+    turns = range(4 if rest else 1)
+    for turn in reversed(turns) if back else turns:
+        part = y[:, turn % 2 * rest :][:, :m]
+        if back and turn % 2:
+            y.copy_(y.roll(-shift, 1))
+        if not back:
+            flip(turn)
+        part.copy_(hadamard.transform(part, m) * (m**-0.5 if rest else 1.0))
+        if back:
+            flip(turn)
+        elif turn % 2:
+            y.copy_(y.roll(shift, 1))
 
 
 def power_of(largest: torch.Tensor) -> torch.Tensor:

@@ -43,7 +43,8 @@ class EDEN(GradientCompressor):
 
     With less than one bit the first n · ``bits`` coordinates of y have one bit each. S then is
     ‖y‖²/⟨y, q⟩ over these, and the error about (1/(1 - D)/``bits`` - 1) ‖x‖². A partial bucket is
-    filled up to a multiple of 64 coordinates, which takes no bits.
+    filled up to a multiple of 64 coordinates, which takes no bits. If they are no power of two, a
+    rotation has four smaller Hadamard matrices; error and bias are those of whole buckets.
 
     A zero bucket, and one whose S is below 2**-126, decodes to zeros. A bucket with NaN or Inf
     decodes to NaN. The second stage of ``exchange="scatter_reduce"`` is an EDEN with more bits.

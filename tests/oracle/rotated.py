@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from statistics import NormalDist
 
 import numpy as np
-from wire_decoder import hashed_signs, stream, walsh
+from wire_decoder import hashed_signs, stream
 
 OWN, AGAIN, SHARED = 3, 4, 2**63 + 48
 
@@ -40,24 +40,40 @@ def lost(bits: int) -> float:
     return (1 - kept) / kept
 
 
-def estimate(x: np.ndarray, bits: float, size: int, shared: int, key: int) -> np.ndarray:
-    """What x becomes, bucket by bucket; x.size is a multiple of ``size``, a power of two.
+def rotation(key: int, bucket: int, size: int) -> np.ndarray:
+    """The orthogonal matrix of a bucket's rotation in a stream of signs."""
+    m = 1 << size.bit_length() - 1
+    places = np.stack([np.arange(m), np.arange(size - m, size)])
+    moved = (np.arange(size) - m * m // size) % size
+    walsh = functools.reduce(np.kron, [np.array([[1, 1], [1, -1]])] * (size.bit_length() - 1))
+    found = np.eye(size)
+    for number in range(1 if m == size else 4):
+        own = places[number % 2]
+        found *= hashed_signs(key, bucket + number, size)[:, None]
+        found[own] = walsh @ found[own] / math.sqrt(m)
+        found = found[moved] if number % 2 else found
+    return found
 
-    With a fraction of a bit, so many of the first rotated coordinates have one bit.
+
+def estimate(x: np.ndarray, bits: float, size: int, shared: int, key: int) -> np.ndarray:
+    """What x becomes, bucket by bucket, filled with zeros up to a multiple of 64 coordinates.
+
+    With a fraction of a bit, so many of the first rotated coordinates have one bit; their number is
+    rounded up to a multiple of 64.
     """
-    kept, bits = int(size * min(bits, 1)), max(1, int(bits))
+    share, bits = min(bits, 1), max(1, int(bits))
     streams = [shared, *([stream(shared, AGAIN, 0, 0)] if bits > 4 else []), stream(key, OWN, 0, 0)]
     table, out = levels(bits), []
-    for bucket, own in enumerate(x.reshape(-1, size).astype(np.float64)):
-        flips, y = [hashed_signs(each, bucket, size) for each in streams], own
-        for flip in flips:
-            y = walsh(y * flip) / math.sqrt(size)
-        nearest = np.abs(y[:, None] / np.sqrt(y @ y / size) - table).argmin(axis=1)
-        q = table[nearest] * (np.arange(size) < kept)
-        back = q * (y @ y) / (y @ q)
-        for flip in reversed(flips):
-            back = walsh(back) * flip / math.sqrt(size)
-        out.append(back)
+    for bucket, begin in enumerate(range(0, x.size, size)):
+        own = x[begin : begin + size].astype(np.float64)
+        n = -(-own.size // 64) * 64
+        whole, kept = np.eye(n, own.size), -(-int(n * share) // 64) * 64
+        for each in streams:
+            whole = rotation(each, bucket, n) @ whole
+        y = whole @ own
+        nearest = np.abs(y[:, None] / np.sqrt(y @ y / n) - table).argmin(axis=1)
+        q = table[nearest] * (np.arange(n) < kept)
+        out.append(whole.T @ q * (y @ y) / (y @ q))
     return np.concatenate(out)
 
 
@@ -66,16 +82,18 @@ def average(
 ) -> np.ndarray:
     """The average of ranks' vectors at a compressor's first step, in one group.
 
-    second: the bits of averages by scatter_reduce, in which each rank owns as many buckets; None
-    for allgather.
+    second: the bits of averages by scatter_reduce, in which each rank owns as many buckets; the
+    last one may be partial. None for allgather.
     """
     ranks, shared = len(vectors), stream(seed, 0, 0, SHARED)
     keys = [stream(seed, rank, 0, 0) for rank in range(ranks)]
     if second is None:
         found = [estimate(v, bits, size, shared, k) for v, k in zip(vectors, keys, strict=True)]
         return np.mean(found, axis=0)
-    parts = []
-    for owner, chunks in enumerate(zip(*(np.split(v, ranks) for v in vectors), strict=True)):
+    parts, count = [], vectors[0].size
+    each = -(-count // (size * ranks)) * size
+    ends = range(each, count, each)
+    for owner, chunks in enumerate(zip(*(np.split(v, ends) for v in vectors), strict=True)):
         sent = [
             estimate(v, bits, size, shared, stream(k, owner, 0, 0))
             for v, k in zip(chunks, keys, strict=True)

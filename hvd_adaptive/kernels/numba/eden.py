@@ -13,7 +13,7 @@ from hvd_adaptive.kernels.numba.codes import store_block, store_tail
 from hvd_adaptive.kernels.numba.decoder import addresses
 from hvd_adaptive.kernels.numba.eden_decoder import decoder_of
 from hvd_adaptive.kernels.numba.jit import inline, jit
-from hvd_adaptive.kernels.numba.rotation import aligned, factors_of, flip, rotate
+from hvd_adaptive.kernels.numba.rotation import aligned, factors_of, rotate
 from hvd_adaptive.kernels.numba.scan import add_lanes, largest_bits, norm_of
 from hvd_adaptive.kernels.packing import BLOCK, LANES, packing_of
 
@@ -158,8 +158,7 @@ def encoder_of(bits: int):
             if factor > 0:
                 root = factors[kind, 0]
                 for stream in streams:
-                    flip(y, stream, b, hashes)
-                    rotate(y, root, False)
+                    rotate(y, root, stream, b, hashes, False)
                 norm = norm_of(y, False, acc)
                 deviation = norm * factors[kind, 2]
                 for t in range(half - 1):

@@ -17,7 +17,7 @@ from hvd_adaptive.kernels.numba.decoder import pointer
 from hvd_adaptive.kernels.numba.jit import jit
 from hvd_adaptive.kernels.numba.lanes import FLOATS, INTS, LONG, Lanes, emitted
 from hvd_adaptive.kernels.numba.permute import add_values, entries_of
-from hvd_adaptive.kernels.numba.rotation import add_rotated_back, aligned, flip, rotate, times
+from hvd_adaptive.kernels.numba.rotation import add_rotated_back, aligned, rotate, times
 from hvd_adaptive.kernels.packing import BLOCK, LANES, QUARTER, QUARTERS, ROWS
 
 MOST_BITS = 4  # of codes whose 16 levels fill one register
@@ -123,8 +123,7 @@ def decoder_of(bits: int):
                             y[i] = np.float32(0)
                     root = factors[kind, 0]
                     for again in range(streams.size - 1, 0, -1):
-                        rotate(y, root, True)
-                        flip(y, streams[again], b, hashes)
+                        rotate(y, root, streams[again], b, hashes, True)
                         times(y, weight)
                     add_rotated_back(y, root, streams[0], b, weight, hashes, target)
 

@@ -62,8 +62,7 @@ def flip(y, stream, bucket, hashes):
 def add_rotated_back(y, root, stream, bucket, factor, hashes, target):
     """Undo a rotation of y, and add y times factor to target, which may be shorter."""
     if y.size < RUN or y.size & (y.size - 1) or target.size < y.size:
-        rotate(y, root, True)
-        flip(y, stream, bucket, hashes)
+        rotate(y, root, stream, bucket, hashes, True)
         _add(y, factor, target)
         return
     long_strides(y)
@@ -88,15 +87,32 @@ def times(y, factor):
 
 
 @outline
-def rotate(y, root, back):
-    """See kernels.eden.rotate; root: m**-0.5."""
+def rotate(y, root, stream, bucket, hashes, back):
+    """See kernels.eden.rotate; root: m**-0.5, hashes: uint32 (APART,)."""
     m = 1
     while 2 * m <= y.size:
         m *= 2
-    rest = y.size - m
-    for turn in range(2 if rest else 1):
-        begin = rest - turn * rest if back else turn * rest
+    rest, shift = y.size - m, m * m // y.size
+    turns = 4 if rest else 1
+    for number in range(turns):
+        turn = turns - 1 - number if back else number
+        begin = turn % 2 * rest
         part = y[begin : begin + m]
+        if back and turn % 2:
+            _roll(y, y.size - shift)
+        if not back:
+            flip(y, stream, bucket + turn, hashes)
         transform(part)
         if rest:
             times(part, root)
+        if back:
+            flip(y, stream, bucket + turn, hashes)
+        elif turn % 2:
+            _roll(y, shift)
+
+
+@outline
+def _roll(y, shift):
+    before = y.copy()
+    y[shift:] = before[: y.size - shift]
+    y[:shift] = before[y.size - shift :]

@@ -76,13 +76,11 @@ def decode_add(
             taken = values[codes[begin : begin + len(rows) * kept]].view(-1, kept)
             y = torch.zeros_like(rows)
             y[:, :kept] = taken * (scale * weight_of(length))
-            rotate(y, back=True)
-            y *= _signs(own, own_numbers, length, out.device)
+            _rotate(y, own, own_numbers, back=True)
             total = torch.where(scale == 0, total, total + y)
             used |= scale != 0
         for stream in reversed(shared_streams(shared, levels.bits)):
-            rotate(total, back=True)
-            total *= _signs(stream, own_numbers, length, out.device)
+            _rotate(total, stream, own_numbers, back=True)
             total *= weight_of(length)
         result = torch.where(used, rows + total, rows)
         target = out[first * bucket_size :][: rows.numel()]
@@ -114,8 +112,7 @@ def _quantize(
     usable = (largest > 0).unsqueeze(1)
     y = torch.where(usable, rows * power_of(largest).unsqueeze(1), 0.0)
     for stream in streams:
-        y *= _signs(stream, numbers, length, rows.device)
-        rotate(y, back=False)
+        _rotate(y, stream, numbers, back=False)
     norm = bucket_norms(y.reshape(-1), length, "l2")
     deviation = (norm * length**-0.5).unsqueeze(1)
     y = y[:, : levels.kept(length)]
@@ -128,6 +125,13 @@ def _quantize(
     codes = torch.where(y < 0, half - 1 - place, half + place)
     scales = finished_scales(largest, norm, product, weight_of(length, len(streams)))
     return scales, torch.where((scales > 0).unsqueeze(1), codes, 0)
+
+
+def _rotate(y: torch.Tensor, stream: int, numbers: Sequence[int], back: bool) -> None:
+    def flip(turn: int) -> None:
+        y.mul_(_signs(stream, [number + turn for number in numbers], y.shape[1], y.device))
+
+    rotate(y, flip, back)
 
 
 def _signs(stream: int, numbers: Sequence[int], length: int, device: torch.device) -> torch.Tensor:

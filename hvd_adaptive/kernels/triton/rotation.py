@@ -36,12 +36,13 @@ def rotate(
         constants = {"EACH": each, "ORDER": length, "BEFORE": not back, "num_warps": warps}
         launch(_transform_kernel, -(-rows // each), y, *args, **constants)
         return
-    flips = y, y, numbers, y.numel(), length, signed(stream)
-    if not back:
-        launch(_flip_kernel, -(-y.numel() // _TILE), *flips, TILE=_TILE)
-    eden.rotate(y, back)
-    if back:
-        launch(_flip_kernel, -(-y.numel() // _TILE), *flips, TILE=_TILE)
+
+    def flip(turn: int) -> None:
+        args = y, numbers + turn, y.numel(), length, signed(stream)
+        launch(_flip_kernel, -(-y.numel() // _TILE), y, *args, TILE=_TILE)
+
+    eden.rotate(y, flip, back)
+    if factor != 1.0:
         y *= factor
 
 

@@ -120,7 +120,7 @@ SUMMED = [
     for count in (0, 1, n - 1, n, n + n // 2, 1424)
 ] + [
     (EDEN, {"bits": bits, "bucket_size": 256, "seed": 5, "keep_zeros": keep}, count)
-    for bits, count in [(0.25, 1100), (0.5, 70), (1, 0), (2, 1424), (4, 1), (5, 1024), (8, 70)]
+    for bits, count in [(0.25, 1180), (0.5, 70), (1, 0), (2, 1424), (4, 1), (5, 1024), (8, 70)]
     for keep in (False, True)
 ]
 

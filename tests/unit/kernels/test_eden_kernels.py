@@ -18,13 +18,17 @@ from hvd_adaptive.kernels.reference import eden as reference
 
 def rotation(stream: int, bucket: int, length: int) -> np.ndarray:
     """The orthogonal matrix of one rotation, in float64."""
-    signs = reference._signs(stream, [bucket], length, torch.device("cpu"))[0].double().numpy()
+    numbers = range(bucket, bucket + 4)
+    signs = reference._signs(stream, numbers, length, torch.device("cpu")).double().numpy()
     m = 1 << (length.bit_length() - 1)
     first, last = np.eye(length), np.eye(length)
     first[:m, :m] = sylvester(m) / m**0.5
     last[length - m :, length - m :] = sylvester(m) / m**0.5
-    mixing = first if m == length else last @ first
-    return mixing * signs
+    if m == length:
+        return first * signs[0]
+    shift = np.roll(np.eye(length), m * m // length, axis=0)
+    once, again = ((last * signs[c + 1]) @ (first * signs[c]) for c in (0, 2))
+    return shift @ again @ shift @ once
 
 
 @pytest.mark.parametrize("n, size", [(128, 128), (100, 4096), (64, 64), (301, 512)])
