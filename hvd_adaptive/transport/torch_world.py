@@ -289,12 +289,12 @@ def _fillers(group: dist.ProcessGroup) -> list[dist.ProcessGroup]:
     group find each other, and programs may have groups of which not all ranks are members.
     """
     count = len(dist.distributed_c10d._world.pg_names)
-    most = torch.tensor([count], device=_device_of(group))
-    dist.all_reduce(most, dist.ReduceOp.MAX, group=group)
+    counts: list[Any] = [None] * dist.get_world_size(group)
+    dist.all_gather_object(counts, count, group=group)
     alone = [dist.get_rank()]
     return [
         dist.new_group(alone, backend="gloo", use_local_synchronization=True)
-        for _ in range(int(most) - count)
+        for _ in range(max(counts) - count)
     ]
 
 
