@@ -196,8 +196,7 @@ class GradientCompressor(Changing, _Base, metaclass=RefusesClasses):
 
         With error feedback each rank has residuals of its own, as of the last complete step, and
         ECDQ counts the bits that each rank has sent since the last update. Then every rank must
-        save and load its own state: ``torch.save(compressor.state_dict(),
-        f"compressor-{hvd.rank()}.pt")``, or its entry of the list
+        save and load its own state, for example its entry of the list
         ``hvd.allgather_object(compressor.state_dict())``. Averages in the background end first.
         """
         self._training.wait()
@@ -210,16 +209,14 @@ class GradientCompressor(Changing, _Base, metaclass=RefusesClasses):
 
     def load_state_dict(self, state: dict[str, Any], *, in_step: bool = False) -> None:
         """Load what ``state_dict`` returned. A step in progress is given up; averages in the
-        background are waited for.
+        background end first.
 
         Settings that ``set`` or the schedule had changed come from the state. Residuals are matched
         by parameters' names. Residuals of another rank or number of ranks are dropped with a
         warning at the next step.
 
         Args:
-            state: The state.
-            in_step: Keep the step in progress and the settings; for the connection, before it
-                sends anything.
+            in_step: Keep the step in progress and the settings, before anything is sent.
 
         Raises:
             ValueError: The state is of another scheme or incomplete; nothing has changed.
