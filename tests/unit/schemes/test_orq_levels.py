@@ -166,7 +166,10 @@ def test_float16_levels_bracket_and_survive_the_wire(kind, scale):
         largest = signed.abs().max().double()
         allowed = 2.0**-10 * signed.double().abs() + 2.0**-27 * largest + 2.0**-136
         assert ((rounded.double() - signed).abs() <= allowed).all()
+        nearest = allowed - 2.0**-11 * signed.double().abs()
+        assert ((rounded.double() - signed).abs() <= nearest)[:, 1:-1].all()
         section = torch.full((half.section_bytes(1, 9),), 0xFF, dtype=torch.uint8)
+        assert section.numel() == 20  # 9 numbers of 2 bytes, an exponent, padded
         half.write(rounded, section)
         assert torch.equal(half.read(section, 1, 9), rounded)
         assert not section[19:].any()
