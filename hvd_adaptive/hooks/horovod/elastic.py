@@ -50,7 +50,7 @@ class CompressorStateHandler(_Handler):
 
     def restore(self) -> None:
         """Return to the saved state. Collectives in flight have failed with Horovod."""
-        self.value.close()
+        _disconnect(self.value)
         self.value.load_state_dict(self._saved)
         if self.value._training.residuals is not None:
             self.value._training.residuals.load_from(self.value._training.residuals)
@@ -62,7 +62,7 @@ class CompressorStateHandler(_Handler):
         from hvd_adaptive.hooks.horovod.binding import forget_names
 
         compressor, residuals = self.value, self.value._training.residuals
-        compressor.close()
+        _disconnect(compressor)
         forget_names()
         own = compressor.state_dict()
         shared = hvd.broadcast_object(without_own(own), 0, name="hvd_adaptive.elastic.state")
@@ -70,6 +70,12 @@ class CompressorStateHandler(_Handler):
         if residuals is not None and compressor._training.residuals is not None:
             compressor._training.residuals.load_from(residuals)
         self.save()
+
+
+def _disconnect(compressor: GradientCompressor) -> None:
+    """Drop a step in progress with its optimizer; nothing of it may wait for Horovod any more."""
+    compressor._training.connection = None
+    compressor._training.meter.give_up()
 
 
 class LocalStateHandler(_Handler):
