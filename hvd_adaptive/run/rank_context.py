@@ -11,7 +11,7 @@ import torch
 from hvd_adaptive.base.device import stream_of
 from hvd_adaptive.exchange.auto import EXCHANGES, name_of_exchange
 from hvd_adaptive.exchange.exchange import Exchange, RankInfo
-from hvd_adaptive.layout import Layout, Member, build_layout
+from hvd_adaptive.layout import Group, Layout, Member, build_layout
 from hvd_adaptive.run.agreement import agreed_settings, settings_row, warn_of_differences
 from hvd_adaptive.run.monitored import Monitored
 from hvd_adaptive.run.trip import Plan
@@ -113,14 +113,8 @@ class RankContext:
 
     def _scatter_reduce_fits(self, layout: Layout, bound: int) -> bool:
         """Return whether groups that exceed a bound would fit if they were scattered."""
-        exchange = EXCHANGES["scatter_reduce"](RankInfo(self.world.size, self.world.rank))
-        needed = []
-        for group in layout.groups:
-            codec = self.compressor.parts[group.part]
-            quantized = 0 if self.settings.warmup_steps else group.quantized
-            full = group.coordinates - quantized
-            needed.append(exchange.in_flight_bytes(codec, quantized, full, group.dtype))
-        return max(needed) <= bound
+        scattered = EXCHANGES["scatter_reduce"](RankInfo(self.world.size, self.world.rank))
+        return all(self._plan(scattered, group).most <= bound for group in layout.groups)
 
     def set_up(self, layout: Layout, step: int, device: torch.device, attempt: int = 0) -> None:
         """Set the exchange up, after ranks have compared settings and before the first group."""
@@ -162,19 +156,22 @@ class RankContext:
         """Return how each group is exchanged; with a warm-up, to which a loaded state may return,
         in full precision.
         """
-        exchange, known = self.exchange, self.exchange.is_set_up
+        known = self.exchange.is_set_up
         if self._plans[0] is not layout or self._plans[1] is not known:
-            plans = []
-            for group in layout.groups:
-                quantized = exchange.quantized(group) if known else group.quantized
-                quantized = 0 if self.settings.warmup_steps else quantized
-                codec, full = self.compressor.parts[group.part], group.coordinates - quantized
-                most = exchange.in_flight_bytes(codec, quantized, full, group.dtype)
-                working = exchange.working_bytes(codec, quantized, full) if known else 0
-                collectives = exchange.collectives(group.coordinates) if known else 0
-                plans.append(Plan(most, working, collectives))
+            plans = [self._plan(self.exchange, group) for group in layout.groups]
             self._plans = layout, known, plans
         return self._plans[2]
+
+    def _plan(self, exchange: Exchange, group: Group) -> Plan:
+        """Return how an exchange averages a group."""
+        known = exchange.is_set_up
+        quantized = exchange.quantized(group) if known else group.quantized
+        quantized = 0 if self.settings.warmup_steps else quantized
+        codec, full = self.compressor.parts[group.part], group.coordinates - quantized
+        most = exchange.in_flight_bytes(codec, quantized, full, group.dtype)
+        working = exchange.working_bytes(codec, quantized, full) if known else 0
+        collectives = exchange.collectives(group.coordinates) if known else 0
+        return Plan(most, working, collectives)
 
     def name_at(self, attempt: int) -> str:
         """Return the beginning of names of an attempt's collectives, which differ by attempt."""
