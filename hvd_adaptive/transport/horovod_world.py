@@ -5,7 +5,12 @@ tensors. If only Python refers to a tensor afterwards, or nothing does, PyTorch 
 update or free the Python object. After a failure, e.g. the death of a rank, the thread does so for
 all collectives in flight while it holds the locks that every new collective needs. A thread that
 submits a collective waits for these locks with the GIL, and both threads wait forever. A view is
-another C++ reference to its tensor, so while views exist, the GIL is not needed (``References``).
+another C++ reference to its tensor, so while views exist, the GIL is not needed (``Handles``).
+
+A collective that a thread submits at the moment in which Horovod ends may stay in Horovod's queue,
+because Horovod looks whether it has ended before it locks the queue. After the next hvd.init() it
+is carried out, with whatever another rank submits under the same name then, and the name is refused
+until it ends. ``Handles`` detects this, and elastic Horovod starts anew, without the collective.
 """
 
 from __future__ import annotations
@@ -63,32 +68,53 @@ def reference(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.as_strided((0,), (1,), 0)
 
 
-class References(dict[Any, list[torch.Tensor]]):
-    """References to the tensors of collectives, by handle, that have not ended without error.
+class Handles(dict[Any, tuple[str, list[torch.Tensor]]]):
+    """Names of collectives that have not ended without error, by handle, and references to their
+    tensors.
 
     Handles belong to a generation of Horovod, see ``HorovodWorld.generation``: its dict of handles
-    and their tensors. References of failed collectives are dropped with their generation, when
-    Horovod has stopped.
+    and their tensors. What failed is dropped with its generation, when Horovod has stopped.
     """
 
     _generation: Any = None
 
-    def add(self, generation: Any, handle: Any) -> Any:
-        """Refer to the tensors of a collective that was just submitted, and return its handle."""
+    def submit(self, hvd: Any, function: Any, *arguments: Any, name: str, **keywords: Any) -> Any:
+        """Submit a collective by a function of Horovod's, and return its handle.
+
+        Raises:
+            ValueError: Another collective of this name is in flight.
+            HorovodInternalError: It is one of an earlier generation, which elastic Horovod ends.
+        """
+        generation = hvd.mpi_ops._handle_map
         if generation is not self._generation:
             self._generation = generation
             self.clear()
-        found, nested = [], [generation[handle]]
-        for part in nested:  # which grows meanwhile
-            if isinstance(part, torch.Tensor):
-                found.append(reference(part))
-            elif isinstance(part, tuple | list):
-                nested += part
-        self[handle] = found
-        return handle
+        begun = object()  # another thread must know the name before Horovod does
+        self[begun] = name, []
+        try:
+            handle = function(*arguments, name=name, **keywords)
+            found, nested = [], [generation[handle]]
+            for part in nested:  # which grows meanwhile
+                if isinstance(part, torch.Tensor):
+                    found.append(reference(part))
+                elif isinstance(part, tuple | list):
+                    nested += part
+            self[handle] = name, found
+            return handle
+        except ValueError as error:
+            known = [known for key, (known, _) in list(self.items()) if key is not begun]
+            if name in known or _SAME_NAME not in str(error):
+                raise
+            from horovod.common.exceptions import HorovodInternalError
+
+            left = f"{name}: an earlier one is left in Horovod's queue since hvd.shutdown()"
+            raise HorovodInternalError(left) from error
+        finally:
+            self.pop(begun, None)
 
 
-REFERENCES = References()
+HANDLES = Handles()
+_SAME_NAME = "the same name"
 
 
 class HorovodWorld(World):
@@ -120,32 +146,31 @@ class HorovodWorld(World):
     def node(self) -> tuple[int, int]:
         return self.hvd.cross_rank(), self.hvd.local_size()
 
+    def _submit(self, function: Any, *arguments: Any, **keywords: Any) -> Any:
+        return HANDLES.submit(
+            self.hvd, function, *arguments, process_set=self.process_set, **keywords
+        )
+
     def allgather(self, data: torch.Tensor, name: str) -> Any:
-        handle = self.hvd.allgather_async(data, name=name, process_set=self.process_set)
-        return REFERENCES.add(self.generation, handle)
+        return self._submit(self.hvd.allgather_async, data, name=name)
 
     def alltoall(self, data: torch.Tensor, splits: torch.Tensor, name: str) -> Any:
-        handle = self.hvd.alltoall_async(data, splits, name=name, process_set=self.process_set)
-        return REFERENCES.add(self.generation, handle)
+        return self._submit(self.hvd.alltoall_async, data, splits, name=name)
 
     def allreduce(self, data: torch.Tensor, name: str, op: Any, **factors: float) -> Any:
         """Submit ``hvd.allreduce_async``, which leaves ``data`` as it is, and return its handle."""
-        handle = self.hvd.allreduce_async(
-            data, name=name, op=op, process_set=self.process_set, **factors
-        )
-        return REFERENCES.add(self.generation, handle)
+        return self._submit(self.hvd.allreduce_async, data, name=name, op=op, **factors)
 
     def broadcast_from_root(self, data: torch.Tensor, name: str) -> Any:
         """Submit ``hvd.broadcast_async`` from the first member, and return its handle."""
-        handle = self.hvd.broadcast_async(data, self.root, name=name, process_set=self.process_set)
-        return REFERENCES.add(self.generation, handle)
+        return self._submit(self.hvd.broadcast_async, data, self.root, name=name)
 
     def poll(self, handle: Any) -> bool:
         return self.hvd.poll(handle)
 
     def synchronize(self, handle: Any) -> Any:
         result = self.hvd.synchronize(handle)
-        REFERENCES.pop(handle, None)
+        HANDLES.pop(handle, None)
         return result
 
     @property
@@ -163,14 +188,11 @@ class HorovodWorld(World):
         return now == (self.size, self.rank)
 
     def average_all(self, tensors: Sequence[torch.Tensor], name: str) -> None:
+        submit, average = self.hvd.allreduce_async_, self.hvd.Average
         handles = [
-            self.hvd.allreduce_async_(
-                tensor, name=f"{name}.{index}", op=self.hvd.Average, process_set=self.process_set
-            )
+            self._submit(submit, tensor, name=f"{name}.{index}", op=average)
             for index, tensor in enumerate(tensors)
         ]
-        for handle in handles:
-            REFERENCES.add(self.generation, handle)
         for handle in handles:  # Horovod fuses what waits together
             self.synchronize(handle)
 

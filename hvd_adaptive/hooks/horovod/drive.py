@@ -127,7 +127,8 @@ class HorovodDrive(Drive):
         If the program's thread takes the step further, the worker does so only until ranks agree
         for the first time, or if the program leaves the step alone.
         """
-        if self.left.is_set():
+        # Horovod numbers handles anew in each generation, so none of this step may be polled then.
+        if self.left.is_set() or self.generation is not self.binding.world.generation:
             with self.lock:
                 if not self.over.is_set():
                     self.fail(_abandoned())

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import itertools
 import logging
+import time
 
 import horovod.torch as hvd
 import pytest
 import torch
+from horovod.common.exceptions import HorovodInternalError
 from training import (
     assert_same_everywhere,
     batches,
@@ -22,6 +24,7 @@ from training import (
 )
 
 from hvd_adaptive import ALQ, ECDQ, QSGD, RankMismatchError, ScatterReduce
+from hvd_adaptive.transport.horovod_world import HorovodWorld
 
 SEEDS = itertools.count(9000)
 ADAPTIVE = {"bits": 7, "norm": "linf", "bucket_size": 512}
@@ -131,3 +134,15 @@ def test_other_differences_are_errors(case):
     with pytest.raises(RankMismatchError, match="the step: its number is"):
         train(model, optimizer, 1)
     restart(optimizer)
+
+
+def test_a_collective_of_an_earlier_horovod_ends_the_generation():
+    """One that is not this package's stands in for it. Elastic Horovod starts anew then."""
+    name, one = f"left.{next(SEEDS)}", torch.ones(1)
+    if hvd.rank() > 0:
+        time.sleep(0.2)
+    handle = hvd.allreduce_async(one, name=name, op=hvd.Sum)
+    if hvd.rank() == 0:
+        with pytest.raises(HorovodInternalError, match=rf"^{name}: .* since hvd.shutdown\(\)"):
+            HorovodWorld().allreduce(one, name, hvd.Sum)
+    assert hvd.synchronize(handle) == hvd.size()

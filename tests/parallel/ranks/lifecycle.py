@@ -230,7 +230,7 @@ def unlike_processors() -> None:
 
 def ended_in_flight() -> None:
     """Horovod fails on rank 1 while one thread of rank 0 waits for collectives and another submits
-    them: both threads end with an error. Without ``References`` of
+    them: both threads end with an error. Without ``Handles`` of
     transport/horovod_world.py, they wait forever."""
     from mpi4py import MPI
 

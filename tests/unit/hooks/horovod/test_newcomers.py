@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import logging
+import random
 
 import pytest
 import torch
-from named_ranks import NamedWorld, run_ranks
+from named_ranks import NamedNetwork, NamedWorld, Optimizer, run_ranks
+from scheduler import Schedule
 
 from hvd_adaptive import ALQ, RankMismatchError
 from hvd_adaptive.hooks.horovod.elastic import take_first_state
@@ -84,3 +86,27 @@ def test_positions_that_differ_in_the_step_alone(odd):
         with pytest.raises(RankMismatchError) as caught:
             check_reduced(summed(own, own | odd | more, own), 3, any_step=True)
         assert not isinstance(caught.value, StepsDiffer)
+
+
+def test_a_step_of_an_earlier_horovod_ends():
+    """Another collective may have any handle of its own by now."""
+    schedule = Schedule(random.Random(0).choice)
+    network = NamedNetwork(2, lambda number, sender, receiver, part: part, direct=False)
+    schedule.events = network.events
+    answers = []
+
+    def program() -> None:
+        optimizer = Optimizer(
+            schedule, network, 0, "net", [64], trained(0, 0), "Average", torch.float32
+        )
+        optimizer.begin()
+        drive = optimizer.driver.drive
+        drive.advance()
+        answers.append(drive.error)
+        optimizer.world.hvd.mpi_ops._handle_map = {}
+        drive.advance()
+        answers.append(drive.error)
+
+    schedule.add("rank 0", program)
+    schedule.run()
+    assert answers[0] is None and "was given up" in str(answers[1])

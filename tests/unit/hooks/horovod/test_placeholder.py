@@ -19,7 +19,7 @@ from hvd_adaptive.hooks.horovod.placeholder import (
     disagreement,
     position,
 )
-from hvd_adaptive.transport.horovod_world import References, reference
+from hvd_adaptive.transport.horovod_world import reference
 
 TOP = 2**16 - 1  # the largest number sent
 # How many bits of each number are sent: the others may differ unseen.
@@ -200,20 +200,6 @@ def test_each_step_begins_with_zeros():
         for tensor in tensors:
             assert tensor.dtype == torch.float64 and tensor.shape == (1,) and tensor._base is None
             tensor.add_(3.0)
-
-
-def test_references_end_with_their_collective_or_generation():
-    """A collective that fails keeps its tensors until Horovod has started anew."""
-    in_flight, tensors = References(), [torch.zeros(2) for _ in range(4)]
-    generation = {1: (tensors[0], tensors[1]), 2: (tensors[2], None, (tensors[3],))}
-    for handle in generation:
-        in_flight.add(generation, handle)
-    held = in_flight[2]
-    assert [view._base is t for view, t in zip(held, tensors[2:], strict=True)] == [True, True]
-    in_flight.pop(1)
-    assert len(in_flight) == 1
-    in_flight.add({5: (tensors[0], tensors[0])}, 5)
-    assert list(in_flight) == [5]
 
 
 def test_a_reference_does_not_depend_on_the_shape():
