@@ -78,21 +78,23 @@ class Handles(dict[Any, tuple[str, list[torch.Tensor]]]):
 
     _generation: Any = None
 
-    def submit(self, hvd: Any, function: Any, *arguments: Any, name: str, **keywords: Any) -> Any:
-        """Submit a collective by a function of Horovod's, and return its handle.
+    def submit(
+        self, world: HorovodWorld, function: Any, *arguments: Any, name: str, **keywords: Any
+    ) -> Any:
+        """Submit a collective of ``world`` by a function of Horovod's, and return its handle.
 
         Raises:
             ValueError: Another collective of this name is in flight.
             HorovodInternalError: It is one of an earlier generation, which elastic Horovod ends.
         """
-        generation = hvd.mpi_ops._handle_map
+        generation = world.hvd.mpi_ops._handle_map
         if generation is not self._generation:
             self._generation = generation
             self.clear()
         begun = object()  # another thread must know the name before Horovod does
         self[begun] = name, []
         try:
-            handle = function(*arguments, name=name, **keywords)
+            handle = function(*arguments, name=name, process_set=world.process_set, **keywords)
             found, nested = [], [generation[handle]]
             for part in nested:  # which grows meanwhile
                 if isinstance(part, torch.Tensor):
@@ -146,24 +148,19 @@ class HorovodWorld(World):
     def node(self) -> tuple[int, int]:
         return self.hvd.cross_rank(), self.hvd.local_size()
 
-    def _submit(self, function: Any, *arguments: Any, **keywords: Any) -> Any:
-        return HANDLES.submit(
-            self.hvd, function, *arguments, process_set=self.process_set, **keywords
-        )
-
     def allgather(self, data: torch.Tensor, name: str) -> Any:
-        return self._submit(self.hvd.allgather_async, data, name=name)
+        return HANDLES.submit(self, self.hvd.allgather_async, data, name=name)
 
     def alltoall(self, data: torch.Tensor, splits: torch.Tensor, name: str) -> Any:
-        return self._submit(self.hvd.alltoall_async, data, splits, name=name)
+        return HANDLES.submit(self, self.hvd.alltoall_async, data, splits, name=name)
 
     def allreduce(self, data: torch.Tensor, name: str, op: Any, **factors: float) -> Any:
         """Submit ``hvd.allreduce_async``, which leaves ``data`` as it is, and return its handle."""
-        return self._submit(self.hvd.allreduce_async, data, name=name, op=op, **factors)
+        return HANDLES.submit(self, self.hvd.allreduce_async, data, name=name, op=op, **factors)
 
     def broadcast_from_root(self, data: torch.Tensor, name: str) -> Any:
         """Submit ``hvd.broadcast_async`` from the first member, and return its handle."""
-        return self._submit(self.hvd.broadcast_async, data, self.root, name=name)
+        return HANDLES.submit(self, self.hvd.broadcast_async, data, self.root, name=name)
 
     def poll(self, handle: Any) -> bool:
         return self.hvd.poll(handle)
@@ -190,7 +187,7 @@ class HorovodWorld(World):
     def average_all(self, tensors: Sequence[torch.Tensor], name: str) -> None:
         submit, average = self.hvd.allreduce_async_, self.hvd.Average
         handles = [
-            self._submit(submit, tensor, name=f"{name}.{index}", op=average)
+            HANDLES.submit(self, submit, tensor, name=f"{name}.{index}", op=average)
             for index, tensor in enumerate(tensors)
         ]
         for handle in handles:  # Horovod fuses what waits together

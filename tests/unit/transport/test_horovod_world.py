@@ -13,13 +13,14 @@ SAME = "Requested to allreduce a tensor with the same name as another tensor"
 
 
 class Horovod:
-    """Knows the names of collectives; some are ``left`` by an earlier generation."""
+    """A world and its Horovod, which knows names that an earlier generation has ``left``."""
 
     def __init__(self, *left: str) -> None:
+        self.hvd, self.process_set = self, None
         self.mpi_ops = SimpleNamespace(_handle_map={})
         self.names = list(left)
 
-    def start(self, *tensors: object, name: str) -> int:
+    def start(self, *tensors: object, name: str, process_set: None) -> int:
         if not tensors:
             raise ValueError("splits not provided")
         if name in self.names:
