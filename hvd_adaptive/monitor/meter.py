@@ -113,11 +113,21 @@ class StepMeter:
             if of_group is not None:
                 of_group[field] += amount
 
-    def look(self, decoded: torch.Tensor, bucket_size: int, group: int) -> None:
+    def look(
+        self, decoded: torch.Tensor, bucket_size: int, group: int, of_others: bool = False
+    ) -> None:
         """Note, on its device, which buckets of a group's quantised coordinates are finite after
-        averaging. If one coordinate of a bucket is not finite, none is: the first is checked.
+        averaging. If one coordinate of a bucket is not finite, none is: the first is checked. All
+        are checked if buckets are cut ``of_others`` than zeros (coding/zeros.py).
         """
-        if decoded.numel():
+        if not decoded.numel():
+            return
+        if of_others:
+            size = min(bucket_size, decoded.numel())
+            missing = -decoded.numel() % size
+            finite = torch.nn.functional.pad(decoded.isfinite(), (0, missing), value=True)
+            self._finite[group] = finite.view(-1, size).all(dim=1)
+        else:
             self._finite[group] = decoded[::bucket_size].isfinite()
 
     def count_non_finite(self) -> None:

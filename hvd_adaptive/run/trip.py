@@ -159,8 +159,9 @@ class Trips:
         """Check whether a group's average is finite: a step with NaN or Inf changes no residual."""
         if self._finite is not None:
             self._finite.look(average)
-        size = self._compressor.settings.bucket_size
-        self._meter.look(average[:quantized], size, index)
+        codec = self._compressor.parts[self._layout.groups[index].part]
+        size, of_others = codec.settings.bucket_size, codec.leaves_zeros_out
+        self._meter.look(average[:quantized], size, index, of_others)
 
     def hold(self, slot: int) -> None:
         """Keep the residual of a member: its average is not applied, as no rank has a gradient."""

@@ -8,7 +8,7 @@ import torch.distributed as dist
 from list_averages import *  # noqa: F403
 from list_averages import drawn
 
-from hvd_adaptive import QSGD, average
+from hvd_adaptive import EDEN, QSGD, average
 from hvd_adaptive.ddp import CompressionState
 
 RANK, RANKS = dist.get_rank(), dist.get_world_size()
@@ -38,6 +38,17 @@ def test_groups_that_not_all_ranks_are_members_of():
         (result,) = average(drawn(RANK, step)[:1], QSGD(bits=8, norm="linf"), group=group)
         wanted = torch.stack([drawn(rank, step)[0] for rank in range(RANKS)]).mean(0)
         assert (result - wanted).norm() < 0.02 * wanted.norm()
+
+
+def test_buckets_of_a_nan_are_counted():
+    """Buckets of keep_zeros=True begin at other coordinates, and a zero in them stays zero."""
+    compressor = EDEN(bits=2, bucket_size=64, min_numel=0, keep_zeros=True)
+    given = torch.ones(512)
+    given[::64] = 0
+    given[70] = torch.nan if RANK == 0 else 1
+    (result,) = average([given], compressor)
+    wanted = result.view(8, 64).isnan().any(1).sum()
+    assert compressor.report()["non_finite"] == wanted > 0
 
 
 def test_ranks_are_found_again(tmp_path):

@@ -220,6 +220,17 @@ def test_buckets_that_are_not_finite(tmp_path):
     assert record["non_finite"] == 2 and [g["non_finite"] for g in record["groups"]] == [2, 0]
 
 
+@pytest.mark.parametrize("bad", [0, 9, 10, 13, 73])
+def test_buckets_that_leave_zeros_out_are_checked_everywhere(bad):
+    codec = Codec(detailed=False)
+    averaged = torch.ones(74)
+    averaged[bad] = torch.inf
+    codec.meter.look(averaged, 10, 0, of_others=True)
+    codec.meter.finish()
+    assert codec.meter.report()["non_finite"] == 1
+    assert codec.meter.last.buckets == 8
+
+
 def test_groups_have_figures_only_where_there_is_a_monitor():
     codec = Codec(detailed=False)
     codec.meter.add(0, payload_bytes=5)
