@@ -8,7 +8,7 @@ import torch.distributed as dist
 from list_averages import *  # noqa: F403
 from list_averages import drawn
 
-from hvd_adaptive import EDEN, QSGD, average
+from hvd_adaptive import EDEN, QSGD, ScatterReduce, SignSGD, average
 from hvd_adaptive.ddp import CompressionState
 
 RANK, RANKS = dist.get_rank(), dist.get_world_size()
@@ -49,6 +49,30 @@ def test_buckets_of_a_nan_are_counted():
     (result,) = average([given], compressor)
     wanted = result.view(8, 64).isnan().any(1).sum()
     assert compressor.report()["non_finite"] == wanted > 0
+
+
+def test_residuals_of_zeros_wait():
+    """As those of a tensor that all ranks lack; a value on one rank suffices to send them."""
+    compressor = SignSGD(error_feedback=1.0, min_numel=0)
+    given, zeros = torch.tensor([1.0, 3.0, -2.0]), torch.zeros(3)
+    (first,) = average([given], compressor)
+    (second,) = average([zeros], compressor)
+    assert not second.any()
+    residual = compressor.state_dict()["residuals"]["parameters"]["0"].clone()
+    assert torch.equal(residual, given - first)
+    (third,) = average([zeros + 1e-6 * (RANK == 0)], compressor)
+    assert third.abs().min() > 0.5
+
+
+def test_sums_that_overflow():
+    given = torch.full((64,), 3e38)
+    for bits, wanted in ((None, torch.isnan), (32, torch.isinf)):
+        exchange = ScatterReduce(second_stage_bits=bits)
+        compressor = QSGD(bits=8, norm="linf", exchange=exchange, min_numel=0)
+        (result,) = average([given], compressor)
+        assert wanted(result).all()
+    (result,) = average([given], QSGD(bits=8, norm="linf", exchange="allgather", min_numel=0))
+    assert result.isinf().all()
 
 
 def test_ranks_are_found_again(tmp_path):
