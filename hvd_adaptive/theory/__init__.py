@@ -4,7 +4,6 @@ Each docstring names the theorem; ``docs/theory.md`` has an example of each func
 errors of the printed theorems. Arguments and results are plain numbers and NumPy arrays.
 """
 
-from hvd_adaptive.schemes.qcs import variance_bound as qcs_variance_bound  # noqa: F401
 from hvd_adaptive.theory.code_length import code_length_bound as code_length_bound
 from hvd_adaptive.theory.code_length import elias_bits as elias_bits
 from hvd_adaptive.theory.code_length import nonzero_bound as nonzero_bound
@@ -32,6 +31,7 @@ from hvd_adaptive.theory.feedback import compressed_descent as compressed_descen
 from hvd_adaptive.theory.feedback import feedback_descent as feedback_descent
 from hvd_adaptive.theory.feedback import feedback_limit as feedback_limit
 from hvd_adaptive.theory.feedback import mmse_error as mmse_error
+from hvd_adaptive.theory.feedback import qcs_variance_bound as qcs_variance_bound
 from hvd_adaptive.theory.feedback import residual_bound as residual_bound
 from hvd_adaptive.theory.variance import RunAverages as RunAverages
 from hvd_adaptive.theory.variance import Segment as Segment

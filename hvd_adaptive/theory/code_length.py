@@ -153,9 +153,10 @@ def elias_bits(integers: ArrayLike) -> NDArray[np.int64]:
     """Return the bits of Elias's recursive (omega) code of each integer from 1 to 2**53, in the
     shape of ``integers``.
     """
-    remaining = np.array(integers, dtype=np.int64)
-    if np.any((remaining < 1) | (remaining > 2**53)):
-        raise ValueError("integers: must all be from 1 to 2**53")
+    given = np.asarray(integers)
+    if not np.all((given >= 1) & (given <= 2**53) & (given % 1 == 0)):
+        raise ValueError("integers: must all be from 1 to 2**53, and whole")
+    remaining = given.astype(np.int64)
     bits = np.ones_like(remaining)
     while np.any(remaining > 1):
         digits = np.frexp(remaining.astype(np.float64))[1].astype(np.int64)

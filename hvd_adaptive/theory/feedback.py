@@ -18,7 +18,20 @@ from __future__ import annotations
 import math
 
 from hvd_adaptive.base.checks import check_choice, check_flag
+from hvd_adaptive.schemes import qcs
 from hvd_adaptive.theory.arguments import check_count, check_not_negative, check_positive
+
+
+def qcs_variance_bound(order: int, measurements: int, quantizer_range: float) -> float:
+    """Return γ of Eq. 10: E||ĝ - g||² <= γ ||g||² for unbiased QCS and any partition g.
+
+    ``order`` is n, coordinates of a partition; ``measurements`` k, 1 to n; ``quantizer_range`` Q,
+    including 1/2. For the derivation see ``schemes.qcs.variance_bound``.
+    """
+    n, k = check_count("order", order), check_count("measurements", measurements)
+    if k > n:
+        raise ValueError(f"measurements={k}: must be at most order={n}")
+    return qcs.variance_bound(n, k, check_positive("quantizer_range", quantizer_range))
 
 
 def mmse_error(gamma: float) -> float:
