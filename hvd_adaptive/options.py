@@ -62,10 +62,10 @@ class Hierarchical(ScatterReduce):
     """Settings of ``exchange="hierarchical"``.
 
     Ranks of a node average in full precision; the nodes' averages are compressed between nodes, by
-    a scatter-reduce.
+    an allgather between two nodes, and by a scatter-reduce between more.
 
     Attributes:
-        second_stage_bits: As in ScatterReduce.
+        second_stage_bits: As in ScatterReduce. It has no effect between two nodes.
         ranks_per_node: Number of consecutive ranks on a node. If None, nodes are detected.
 
     Raises:
