@@ -114,15 +114,15 @@ class StepMeter:
                 of_group[field] += amount
 
     def look(
-        self, decoded: torch.Tensor, bucket_size: int, group: int, of_others: bool = False
+        self, decoded: torch.Tensor, bucket_size: int, group: int, without_zeros: bool = False
     ) -> None:
         """Note, on its device, which buckets of a group's quantised coordinates are finite after
         averaging. If one coordinate of a bucket is not finite, none is: the first is checked. All
-        are checked if buckets are cut ``of_others`` than zeros (coding/zeros.py).
+        are checked if buckets are cut ``without_zeros`` (coding/zeros.py).
         """
         if not decoded.numel():
             return
-        if of_others:
+        if without_zeros:
             size = min(bucket_size, decoded.numel())
             missing = -decoded.numel() % size
             finite = torch.nn.functional.pad(decoded.isfinite(), (0, missing), value=True)

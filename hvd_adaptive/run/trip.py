@@ -160,8 +160,8 @@ class Trips:
         if self._finite is not None:
             self._finite.look(average)
         codec = self._compressor.parts[self._layout.groups[index].part]
-        size, of_others = codec.settings.bucket_size, codec.leaves_zeros_out
-        self._meter.look(average[:quantized], size, index, of_others)
+        size, without_zeros = codec.settings.bucket_size, codec.leaves_zeros_out
+        self._meter.look(average[:quantized], size, index, without_zeros)
 
     def hold(self, slot: int) -> None:
         """Keep the residual of a member: its average is not applied, as no rank has a gradient."""

@@ -163,8 +163,8 @@ class ShardedSession(ApartFromHorovod):
             return
         self._unchecked += [(index, verify) for verify in parcel.unchecked]
         quantized = parcel.quantized // (world.size if self._shards else 1)
-        size, of_others = parcel.codec.settings.bucket_size, parcel.codec.leaves_zeros_out
-        meter.look(average[:quantized], size, index, of_others)
+        size, without_zeros = parcel.codec.settings.bucket_size, parcel.codec.leaves_zeros_out
+        meter.look(average[:quantized], size, index, without_zeros)
         averages = factor * world.size < 1 + 1e-6
         out.copy_(narrowed(average, quantized if averages else 0, out.dtype))
         if self._calls[index] == MANY_CALLS:

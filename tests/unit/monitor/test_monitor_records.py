@@ -225,7 +225,7 @@ def test_buckets_that_leave_zeros_out_are_checked_everywhere(bad):
     codec = Codec(detailed=False)
     averaged = torch.ones(74)
     averaged[bad] = torch.inf
-    codec.meter.look(averaged, 10, 0, of_others=True)
+    codec.meter.look(averaged, 10, 0, without_zeros=True)
     codec.meter.finish()
     assert codec.meter.report()["non_finite"] == 1
     assert codec.meter.last.buckets == 8
