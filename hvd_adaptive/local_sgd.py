@@ -206,14 +206,7 @@ class LocalSGD(WrappedOptimizer):
             self.compressor.close()
         world = find_world(*self._ranks)
         if world is not None and world.size > 1:
-            averaged = self._fragments.divided(self._anchors)
-            self._exchange = RoundExchange(
-                world,
-                averaged,
-                lambda p: self._fragments.name_of(p),  # a loaded state replaces the fragments
-                self.compressor,
-                self._wait,
-            )
+            self._exchange = RoundExchange(world, self.compressor, self._wait)
 
     def _wait(self) -> None:
         """Wait until no round is in progress; its outcome is applied later."""
@@ -257,7 +250,8 @@ class LocalSGD(WrappedOptimizer):
         self._agreements += 1
         self._has_moved[fragment] = False
         self._compared = True
-        return Round(self._exchange, fragment, parameters, self._anchors, position)
+        fragments, anchors = self._fragments, self._anchors
+        return Round(self._exchange, fragments, fragment, parameters, anchors, position)
 
     @torch.inference_mode(False)
     @torch.no_grad()

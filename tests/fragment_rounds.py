@@ -11,10 +11,11 @@ import local_rounds
 import pytest
 import torch
 from nets import hash_of, is_same
-from streaming_simulation import RATE, Gather, backward, make_net, make_optimizer
+from states import through_disk
+from streaming_simulation import RATE, Gather, assert_equal, backward, make_net, make_optimizer
 from torch import nn
 
-from hvd_adaptive import ALQ, QSGD, LocalSGD, RankMismatchError
+from hvd_adaptive import ALQ, QSGD, LocalSGD, RankMismatchError, instances
 
 OUTER = local_rounds.OUTER["diloco"]
 
@@ -99,6 +100,38 @@ def test_frozen_fragments(rank, gather):
     optimizer.finish()
     assert not torch.equal(frozen["weight"], net[0].weight)
     assert equal_on_all(gather, net, added)
+
+
+@pytest.mark.parametrize("saved_at", [5, 8, 9])
+def test_a_run_that_freezes_layers_resumes(rank, saved_at):
+    """The first layer is unfrozen after step 3, the last one frozen after step 7: the same bits,
+    outer momentum of each parameter and groups of fragments included."""
+
+    def made() -> tuple[nn.Module, LocalSGD]:
+        instances.start_over()
+        net = make_net()
+        net[0].requires_grad_(False)
+        compressor = ALQ(bits=4, bucket_size=512, min_numel=1, error_feedback="auto")
+        streams = {"every": 3, "fragments": 3}
+        return net, LocalSGD(make_optimizer(net), compression=compressor, **streams, **OUTER)
+
+    def train(net: nn.Module, optimizer: LocalSGD, steps: Iterable[int]) -> None:
+        for step in steps:
+            net[0].requires_grad_(step > 3)
+            net[4].requires_grad_(step <= 7)
+            local_rounds.train(rank, [step], net, optimizer)
+
+    whole, optimizer = made()
+    train(whole, optimizer, range(1, saved_at + 1))
+    saved = through_disk({"net": whole.state_dict(), "optimizer": optimizer.state_dict()})
+    train(whole, optimizer, range(saved_at + 1, 14))
+    optimizer.finish()
+    net, optimizer = made()
+    net.load_state_dict(saved["net"])
+    optimizer.load_state_dict(saved["optimizer"])
+    train(net, optimizer, range(saved_at + 1, 14))
+    optimizer.finish()
+    assert_equal(net, list(whole.parameters()))
 
 
 @pytest.mark.parametrize("frozen_after", [2, 3])

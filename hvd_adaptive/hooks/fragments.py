@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -20,6 +21,9 @@ class Fragments:
 
     The first parameters are divided in their order, into parts of about as many coordinates that
     require a gradient. Later ones join the smallest fragment.
+
+    Attributes:
+        averaged: The parameters of each fragment's last round, which share groups until its next.
 
     Raises:
         ValueError: A fragment would have no parameter that requires a gradient.
@@ -40,6 +44,7 @@ class Fragments:
             )
         for parameter, fragment in zip(parameters, _divide(sizes, number), strict=True):
             self._place(parameter, self._next, fragment)
+        self.averaged = self._divided(p for p in parameters if p.requires_grad)
 
     def __getitem__(self, parameter: Parameter) -> int:
         return self._of[parameter]
@@ -49,7 +54,7 @@ class Fragments:
         number = self._numbers[parameter]
         return self._names.get(parameter, f"parameter {number}" if self._names else str(number))
 
-    def divided(self, parameters: Iterable[Parameter]) -> list[list[Parameter]]:
+    def _divided(self, parameters: Iterable[Parameter]) -> list[list[Parameter]]:
         """Return the parameters of each fragment."""
         parts: list[list[Parameter]] = [[] for _ in range(self.number)]
         for parameter in parameters:
@@ -61,6 +66,7 @@ class Fragments:
         new = [p for p in parameters if p not in self._of]
         for parameter in set(self._of).difference(parameters):
             del self._of[parameter], self._numbers[parameter]
+        self.averaged = [[p for p in part if p in self._of] for part in self.averaged]
         for parameter in new:
             sizes = [0] * self.number
             for other, fragment in self._of.items():
@@ -68,10 +74,14 @@ class Fragments:
             self._place(parameter, self._next, sizes.index(min(sizes)))
 
     def state_dict(self, parameters: Sequence[Parameter]) -> dict[str, Any]:
-        """Return the number and the fragment of each of these parameters."""
+        """Return the number and the fragment of each of these parameters, and whether it was
+        averaged in the last round of its fragment.
+        """
+        averaged = {p for part in self.averaged for p in part}
         return {
             "numbers": [self._numbers[p] for p in parameters],
             "fragments": [self._of[p] for p in parameters],
+            "averaged": [p in averaged for p in parameters],
         }
 
     def loaded(self, parameters: Sequence[Parameter], state: Mapping[str, Any]) -> Fragments:
@@ -79,13 +89,15 @@ class Fragments:
         others.
         """
         numbers, of = states.entry(state, "numbers"), states.entry(state, "fragments")
-        if not len(numbers) == len(of) == len(parameters):
+        averaged = states.entry(state, "averaged")
+        if not len(numbers) == len(of) == len(averaged) == len(parameters):
             raise ValueError("state: fragments: are not those of this optimizer's parameters")
         new = Fragments((), 1, self._names)
         new.number = self.number
         for parameter, number, fragment in zip(parameters, numbers, of, strict=True):
             check_integer("state: fragments", fragment, 0, self.number - 1)
             new._place(parameter, check_integer("state: numbers", number, 0), fragment)
+        new.averaged = new._divided(itertools.compress(parameters, averaged))
         return new
 
     def _place(self, parameter: Parameter, number: int, fragment: int) -> None:
@@ -121,7 +133,7 @@ class Anchors:
     def __init__(self, parameters: Iterable[Parameter], momentum: float, lr: float) -> None:
         self._momentum, self._lr = momentum, lr
         self._copies: dict[Parameter, torch.Tensor] = {}
-        self._outer = self._sgd()
+        self._outer = self._sgd([])
         self._replace({p: p.detach().clone() for p in parameters if p.requires_grad})
 
     def __contains__(self, parameter: Parameter) -> bool:
@@ -182,8 +194,9 @@ class Anchors:
 
     def state_dict(self, parameters: Sequence[Parameter]) -> dict[str, Any]:
         """Return the anchors of these parameters, None for those without one, and the SGD."""
-        anchors = clones(self._copies, parameters)
-        return {"anchors": anchors, "outer": self._outer.state_dict()}
+        own = [self._copies[p] for p in parameters if p in self._copies]
+        outer = self._sgd(own, self._outer.state)  # in the order in which ``load`` has them
+        return {"anchors": clones(self._copies, parameters), "outer": outer.state_dict()}
 
     def load(
         self, parameters: Sequence[Parameter], anchors: Sequence[torch.Tensor | None], outer: Any
@@ -194,14 +207,16 @@ class Anchors:
         self._outer.load_state_dict(outer)
 
     def _replace(self, copies: dict[Parameter, torch.Tensor]) -> None:
-        self._copies, last = copies, self._outer
-        self._outer = self._sgd()
-        kept = {a: last.state[a] for a in copies.values() if a in last.state}
-        self._outer.state.update(kept)
+        self._copies, self._outer = copies, self._sgd(copies.values(), self._outer.state)
 
-    def _sgd(self) -> torch.optim.SGD:
-        anchors = list(self._copies.values()) or [torch.zeros(0, **HOST)]  # SGD refuses none at all
-        return torch.optim.SGD(anchors, self._lr, self._momentum, nesterov=self._momentum > 0)
+    def _sgd(
+        self, anchors: Iterable[torch.Tensor], state: Mapping[torch.Tensor, Any] = {}
+    ) -> torch.optim.SGD:
+        """Return an SGD of these anchors, with their ``state``."""
+        moved = list(anchors) or [torch.zeros(0, **HOST)]  # SGD refuses none at all
+        new = torch.optim.SGD(moved, self._lr, self._momentum, nesterov=self._momentum > 0)
+        new.state.update({a: state[a] for a in moved if a in state})
+        return new
 
 
 def clones(

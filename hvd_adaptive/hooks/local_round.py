@@ -112,12 +112,13 @@ class Round:
     def __init__(
         self,
         exchange: RoundExchange | None,
+        fragments: Fragments,
         fragment: int,
         parameters: Sequence[Parameter],
         anchors: Anchors,
         position: TrainingPosition,
     ) -> None:
-        self._exchange, self._fragment = exchange, fragment
+        self._exchange, self._fragments, self._fragment = exchange, fragments, fragment
         self._parameters, self._position = parameters, position
         mine = [p for p, part in zip(parameters, position.takes_part, strict=True) if part]
         self._ways = {p: anchors.way(p) for p in mine if p in anchors}
@@ -139,7 +140,8 @@ class Round:
         own = counts[0 if world is None else world.rank]
         ways = [self._ways[p] if own and p in self._ways else torch.zeros_like(p) for p in old]
         if self._exchange is not None and ways:
-            self._exchange.lay_out(self._fragment, old)
+            self._fragments.averaged[self._fragment] = old
+            self._exchange.lay_out(self._fragments)
             ways = self._exchange.average(old, ways)
         outcome.ways = {p: way.mul_(share) for p, way in zip(old, ways, strict=True)}
         values = [self._values[p] if p in self._values else _wide(p) for p in new]

@@ -26,6 +26,7 @@ from hvd_adaptive.transport.torch_world import TorchWorld
 
 if TYPE_CHECKING:
     from hvd_adaptive.compressor import GradientCompressor
+    from hvd_adaptive.hooks.fragments import Fragments
 
 Parameter = torch.nn.Parameter
 Result = TypeVar("Result")
@@ -43,33 +44,29 @@ class RoundExchange:
     def __init__(
         self,
         world: TorchWorld | HorovodRounds,
-        fragments: Sequence[Sequence[Parameter]],
-        name_of: Callable[[Parameter], str],
         compressor: GradientCompressor | None,
         wait: Callable[[], None],
     ) -> None:
-        self.world, self._name_of = world, name_of
+        self.world = world
         self._label = getattr(world, "label", "local")
-        self._fragments = [list(parameters) for parameters in fragments]
+        self._laid_out: list[list[int]] = []  # the ``id`` of each fragment's parameters
         self._session: RoundSession | None = None
         if compressor is not None:
             self._session = RoundSession(compressor, world, self._label, wait)
             compressor._training.connection = self._session
 
-    def lay_out(self, fragment: int, parameters: Sequence[Parameter]) -> None:
-        """Prepare for averages of these parameters of a fragment."""
-        if self._session is None:
+    def lay_out(self, fragments: Fragments) -> None:
+        """Prepare for averages of the parameters that were ``averaged`` last."""
+        parts = fragments.averaged
+        laid_out = [list(map(id, part)) for part in parts]
+        if self._session is None or laid_out == self._laid_out:
             return
-        known = self._fragments[fragment]
-        same = list(map(id, known)) == list(map(id, parameters))
-        if same and self._session.kinds:
-            return
-        self._fragments[fragment] = list(parameters)
+        self._laid_out = laid_out
         self._session.rebind()
         self._session.kinds = [
-            [(self._name_of(of_one[i]), of_one[i]) for i in kind]
-            for of_one in self._fragments
-            for kind in _kinds(of_one)
+            [(fragments.name_of(part[i]), part[i]) for i in kind]
+            for part in parts
+            for kind in _kinds(part)
         ]
 
     def average(
@@ -77,7 +74,7 @@ class RoundExchange:
     ) -> list[torch.Tensor]:
         """Return the averages of tensors over all ranks, compressed; a collective.
 
-        There is a tensor for each parameter of a fragment that ``lay_out`` was given.
+        There is a tensor for each averaged parameter of a fragment that was laid out.
         """
         if self._session is None:
             return self.average_plainly(tensors)
