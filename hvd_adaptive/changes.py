@@ -68,11 +68,8 @@ class Changing:
             ValueError: A value is not allowed. Nothing has changed.
         """
         self._training.wait()
-        connection = self._training.connection
-        is_idle = connection is None or connection.is_idle
         self._request(keywords)
-        if is_idle and self._next is not None:
-            self._apply_changes()
+        self._settle()
 
     def _load_from(self, old: Any, keep: bool) -> None:
         """Continue ``old``, which has other keywords; ``keep`` fitted tables if these still fit."""
@@ -89,6 +86,13 @@ class Changing:
         }
         if changed:
             self._next = self._with(known._changed | changed)
+
+    def _settle(self) -> None:
+        """Wait for averages in the background; adopt ``_next`` if no step is in progress."""
+        self._training.wait()
+        connection = self._training.connection
+        if self._next is not None and (connection is None or connection.is_idle):
+            self._apply_changes()
 
     def _apply_changes(self) -> bool:
         """Adopt ``_next``, which is not None; return whether a setting changed that ranks share."""
@@ -138,6 +142,7 @@ class Changing:
     # A copy has settings and state, but serves no optimizer.
 
     def __getstate__(self) -> dict[str, Any]:
+        self._training.wait()
         return self.__dict__ | {"_training": copy.copy(self._training)}
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Any:

@@ -199,7 +199,7 @@ class GradientCompressor(Changing, _Base, metaclass=RefusesClasses):
         save and load its own state, for example its entry of the list
         ``hvd.allgather_object(compressor.state_dict())``. Averages in the background end first.
         """
-        self._training.wait()
+        self._settle()
         self._warn_if_unused()
         own = {"scheme": self._codec.name, "step": self.step}
         settings = {name: plain(value) for name, value in self._changed.items()}

@@ -12,6 +12,8 @@ import torch
 
 from hvd_adaptive import states
 from hvd_adaptive.adapt.updates import Updates
+from hvd_adaptive.base.checks import check_choice, check_integer
+from hvd_adaptive.coding.header import DTYPE_CODES
 from hvd_adaptive.connection import Connection
 from hvd_adaptive.feedback import Residuals, check_residuals
 from hvd_adaptive.instances import Instance
@@ -20,6 +22,9 @@ from hvd_adaptive.monitor import StepMeter
 from hvd_adaptive.parts import Parts
 
 logger = logging.getLogger("hvd_adaptive")
+
+TensorKind = tuple[str, tuple[int, ...]]  # dtype and shape
+KINDS = [str(dtype).removeprefix("torch.") for dtype in DTYPE_CODES]
 
 
 class Training:
@@ -35,6 +40,8 @@ class Training:
         instance: Number of the compressor in its random streams.
         encodes: Calls of ``encode`` without a seed.
         loads: States that were loaded.
+        tensors: Dtype and shape of the tensors of ``average`` by position, as any rank last had
+            one; None if no rank ever had.
         connection: Connection to the optimizer or model that the compressor serves, or None.
     """
 
@@ -47,6 +54,7 @@ class Training:
         self.residuals = None if weight is None else Residuals(weight, self._scaler)
         self.instance = Instance()
         self.encodes = self.loads = 0
+        self.tensors: list[TensorKind | None] = []
         self.connection: Connection | None = None
 
     def wait(self) -> None:
@@ -73,7 +81,7 @@ class Training:
 
     def load_from(self, old: Training, keep: bool, step: int) -> None:
         """Continue ``old``, whose compressor had other settings; see ``Updates.load_from``."""
-        self.meter, self.encodes = old.meter, old.encodes
+        self.meter, self.encodes, self.tensors = old.meter, old.encodes, old.tensors
         if self.residuals is not None and old.residuals is not None:
             self.residuals = self.residuals.loaded(old.residuals.state_dict())
         self.updates.load_from(old.updates, keep, step)
@@ -82,18 +90,21 @@ class Training:
         """Return what a resumed run needs, as plain tensors and numbers."""
         residuals = {} if self.residuals is None else self.residuals.state_dict()
         own = {"encodes": self.encodes} | self.instance.state_dict()
+        if self.tensors:
+            own["tensors"] = [kind and [kind[0], list(kind[1])] for kind in self.tensors]
         return own | residuals | self.updates.state_dict()
 
     def check_state(self, state: Mapping[str, Any]) -> None:
         """Raise ValueError unless ``load_state`` can load ``state``."""
         states.whole(state, "encodes")
+        _tensors_of(state)
         self.updates.check_state(state)
         check_residuals(state)
 
     def load_state(self, state: Mapping[str, Any]) -> None:
         """Load what ``state_dict`` returned, except for the instance, after ``check_state`` and the
         codecs' tables."""
-        self.encodes = states.whole(state, "encodes")
+        self.encodes, self.tensors = states.whole(state, "encodes"), _tensors_of(state)
         self.updates.load_state(state)
         if self.residuals is not None:
             self.residuals = self.residuals.loaded(state)
@@ -103,6 +114,21 @@ class Training:
     def __getstate__(self) -> dict[str, Any]:
         """Return the state of a copy, which serves no optimizer."""
         return self.__dict__ | {"connection": None}
+
+
+def _tensors_of(state: Mapping[str, Any]) -> list[TensorKind | None]:
+    """Return the entry ``tensors``, [] if there is none; raise ValueError if it is invalid."""
+    of, saved = "state: tensors", state.get("tensors", [])
+    try:
+        kinds = [kind if kind is None else (str(kind[0]), list(kind[1])) for kind in saved]
+    except (TypeError, LookupError):
+        raise ValueError(f"{of}: must be a list of [dtype, shape] or None, not {saved!r}") from None
+    for dtype in (kind[0] for kind in kinds if kind is not None):
+        check_choice(f"{of}: dtype", dtype, KINDS)
+    return [
+        kind and (kind[0], tuple(check_integer(f"{of}: shape", n, 0) for n in kind[1]))
+        for kind in kinds
+    ]
 
 
 def running_horovod() -> Any:

@@ -21,7 +21,7 @@ from hvd_adaptive.layout import Layout, Member, build_layout
 from hvd_adaptive.run.agreement import Description, compare_settings, differences
 from hvd_adaptive.run.rank_context import RankContext
 from hvd_adaptive.run.worker import FIND_IT, gather_patiently
-from hvd_adaptive.training import rank_and_size
+from hvd_adaptive.training import TensorKind, rank_and_size
 
 Tensors = list["torch.Tensor | None"]
 # (dtype, shape, whether the average is to have a gradient) of a tensor.
@@ -74,11 +74,8 @@ class ListSession(TensorSession):
         super().__init__(compressor)
         self.group = group
         self._label = f"hvd_adaptive.average{next(_numbers)}"
-        self._kinds: list[Kind | None] = []  # of the layout
-        # By position, the kind of the tensor in the last call in which a rank had one, the same on
-        # all ranks, and whether any rank has one in this call.
-        self._known: list[Kind | None] = []
-        self._present: list[bool] = []
+        self._kinds: list[TensorKind | None] = []  # of the layout
+        self._present: list[bool] = []  # by position, whether any rank has a tensor in this call
         self._last: Background[Tensors] | None = None
         self._find_ranks()
 
@@ -160,16 +157,21 @@ class ListSession(TensorSession):
             else (str(tensor.dtype).removeprefix("torch."), tuple(tensor.shape), needs)
             for tensor, needs in zip(tensors, needed, strict=True)
         ]
-        if len(own) != len(self._known):
-            self._known = [None] * len(own)
-        number = zlib.crc32(repr((own, self._known)).encode())
+        known = self.compressor._training.tensors
+        number = zlib.crc32(repr((own, known)).encode())
         warn = functools.partial(logger.warning, LATE, world.rank, FIND_IT)
         everyone = gather_patiently(world, torch.tensor([number], device="cpu"), warn)
         kinds = own
         if bool((everyone != number).any()):
-            kinds = _agreed(world.gather_objects(own))
+            lists, knowns = zip(*world.gather_objects((own, known)), strict=True)
+            kinds, known = _agreed(lists), knowns[0]  # other ranks may be new
+        if len(known) != len(kinds):
+            known = [None] * len(kinds)
         self._present = [kind is not None for kind in kinds]
-        self._known = [kind or before for kind, before in zip(kinds, self._known, strict=True)]
+        self.compressor._training.tensors = [
+            before if kind is None else (kind[0], tuple(kind[1]))
+            for kind, before in zip(kinds, known, strict=True)
+        ]
 
     @torch.no_grad()
     def average_exactly(self, tensors: Sequence[torch.Tensor | None]) -> Tensors:
@@ -187,15 +189,16 @@ class ListSession(TensorSession):
         """Return zeros if this rank lacks a tensor of the step, also if only a residual needs a
         place.
         """
-        kind = self._known[slot]
-        if kind is None or not (self._present[slot] or self.compressor._training.residuals):
+        training = self.compressor._training
+        kind = training.tensors[slot]
+        if kind is None or not (self._present[slot] or training.residuals):
             return None
         return torch.zeros(kind[1], dtype=getattr(torch, kind[0]), device=device)
 
     def _take_step(self, world: Any, tensors: Sequence[torch.Tensor | None]) -> None:
         """Replace tensors by their averages."""
         begin_step(self.compressor)
-        kinds = [None if kind is None else (kind[0], kind[1], False) for kind in self._known]
+        kinds = self.compressor._training.tensors
         if self._binding is None or self._binding.world is not world:
             self._binding = RankContext(self.compressor, world, self._label)
             self._kinds = []
@@ -206,7 +209,7 @@ class ListSession(TensorSession):
         here = {slot: tensor for slot, tensor in enumerate(there) if tensor is not None}
         self.replace(self._binding, here)
 
-    def _laid_out(self, binding: RankContext, kinds: Sequence[Kind | None]) -> Layout:
+    def _laid_out(self, binding: RankContext, kinds: Sequence[TensorKind | None]) -> Layout:
         named = self.compressor.settings.named_parameters
         names = [name for name, _ in named] if named else list(map(str, range(len(kinds))))
         part_of = self.compressor.parts.label_of
@@ -236,7 +239,7 @@ class ListSession(TensorSession):
         group, process_set = (None, self.group) if is_set else (self.group, None)
         if self.group is None:
             process_set = self.compressor.settings.process_set
-        self._binding, self._known = None, []
+        self._binding = None
         world: Any = find_world(group, process_set, self._label)
         if world.size > 1:
             compare_settings(world, self.compressor)

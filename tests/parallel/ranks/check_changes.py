@@ -74,7 +74,10 @@ def test_a_change_between_backward_and_step_holds_for_the_next_one():
         if step == 1:
             compressor.set(bits=6)
             assert compressor.parts.default.table.bits == 3
+            assert "settings" not in compressor.state_dict()
         optimizer.step()
+        if step == 1:
+            assert compressor.state_dict()["settings"] == {"bits": 6}
         bits.append(compressor.report()["bits_per_coordinate"])
     assert [more - bits[0] for more in bits] == pytest.approx([0, 0, 3], rel=0.05)
     assert_same_everywhere(model)

@@ -58,3 +58,15 @@ def test_wrong_compressors_and_groups(alone):
         average([torch.ones(3)], QSGD(bits=4), group="gloo")
     with pytest.raises(ValueError, match="parameter_bits: the tensors' names are unknown"):
         average([torch.ones(3)], QSGD(bits=4, parameter_bits={"a": 8}))
+
+
+@pytest.mark.parametrize(
+    "tensors", [3, [3], [["float32"]], [["int8", [3]]], [["float32", [-1]]], [["float32", 3]]]
+)
+def test_states_of_no_tensors_are_refused(tensors):
+    compressor = QSGD(bits=4)
+    good = compressor.state_dict() | {"tensors": [["float32", [3, 4]], None]}
+    compressor.load_state_dict(good)
+    with pytest.raises(ValueError, match="state: tensors"):
+        compressor.load_state_dict(good | {"tensors": tensors})
+    assert compressor.state_dict()["tensors"] == good["tensors"]
