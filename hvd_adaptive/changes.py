@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import copy
+import inspect
 import logging
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from hvd_adaptive.keywords import check_keywords_only
+from hvd_adaptive.keywords import check_keywords_only, declared
 from hvd_adaptive.settings import UNCHANGEABLE, keyword_of
 
 if TYPE_CHECKING:
@@ -77,8 +78,13 @@ class Changing:
 
     def _request(self, keywords: Mapping[str, Any]) -> None:
         """Check changes, and keep them for ``_apply_changes``."""
+        if not keywords:
+            return
         known = self._next or self
-        now = known._constructed | known._changed
+        of_scheme = inspect.signature(type(self)).parameters
+        now = {name: parameter.default for name, parameter in of_scheme.items()}
+        now |= {name: getattr(known.settings, name) for name in declared(known.settings)}
+        now |= known._constructed | known._changed
         changed = {
             name: _plain(value)
             for name, value in keywords.items()

@@ -196,6 +196,8 @@ def test_what_is_so_already_changes_nothing():
     assert compressor._training.updates.schedule is inner and due(compressor, 7) == [20]
     compressor.set()
     assert compressor._training.updates.schedule is inner
+    compressor.set(symmetric=False, keep_zeros=False, fusion_bytes=4096)  # two are the defaults
+    assert compressor._changed == {"fusion_bytes": 4096} and due(compressor, 7) == [20]
 
 
 @pytest.mark.parametrize(
