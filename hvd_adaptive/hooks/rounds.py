@@ -55,6 +55,11 @@ class RoundExchange:
             self._session = RoundSession(compressor, world, self._label, wait)
             compressor._training.connection = self._session
 
+    def reconnect(self) -> None:
+        """Connect the compressor again if it was closed; see ``ApartFromHorovod``."""
+        if self._session is not None:
+            self._session.reconnect()
+
     def lay_out(self, fragments: Fragments) -> None:
         """Prepare for averages of the parameters that were ``averaged`` last."""
         parts = fragments.averaged

@@ -8,7 +8,7 @@ import torch.distributed as dist
 from list_averages import *  # noqa: F403
 from list_averages import drawn
 
-from hvd_adaptive import EDEN, QSGD, ScatterReduce, SignSGD, average
+from hvd_adaptive import EDEN, QSGD, LocalSGD, ScatterReduce, SignSGD, average
 from hvd_adaptive.ddp import CompressionState
 
 RANK, RANKS = dist.get_rank(), dist.get_world_size()
@@ -105,3 +105,13 @@ def test_one_compressor_serves_one_caller():
         CompressionState(other, model.named_parameters())
     with pytest.raises(RuntimeError, match="serves average"):
         other.compress(torch.ones(3))
+    third = QSGD(bits=4)
+    local = LocalSGD(torch.optim.SGD(model.parameters(), lr=0.1), every=1, compression=third)
+    third.close()
+    local.step()  # it serves LocalSGD again
+    with pytest.raises(ValueError, match="already serves"):
+        average([torch.ones(3)], third)
+    third.close()
+    average([torch.ones(3)], third)
+    with pytest.raises(RuntimeError, match="this one serves another"):
+        local.step()
