@@ -282,6 +282,30 @@ def test_a_run_resumes(rank, lacking):
             assert torch.equal(one, other)
 
 
+def test_a_run_resumes_before_a_part_has_arrived(rank):
+    """Its table of averages is fitted at its first step, as in the run that goes on. Only small
+    tensors, in full precision, were of this part before."""
+    named = [(name, nn.Parameter(torch.zeros(1))) for name in ("first", "small", "later")]
+
+    def made() -> ALQ:
+        instances.start_over()
+        keywords = {"named_parameters": named, "parameter_bits": {"first": 4}}
+        return ALQ(bits=3, exchange="scatter_reduce", **keywords)
+
+    def run(compressor: ALQ, steps: range) -> list:
+        found: list = []
+        for step in steps:
+            first, small, _, later = drawn(rank, step)
+            found += average([first, small, later if step > 3 else None], compressor)
+        return [tensor for tensor in found if tensor is not None]
+
+    first, second = made(), made()
+    run(first, range(3))
+    second.load_state_dict(through_disk(first.state_dict()))
+    for one, other in zip(run(first, range(3, 6)), run(second, range(3, 6)), strict=True):
+        assert torch.equal(one, other)
+
+
 def test_names(rank):
     """parameter_bits refers to the names of named_parameters."""
     net = nn.Sequential(nn.Linear(50, 60, bias=False), nn.Linear(60, 50, bias=False))

@@ -261,8 +261,6 @@ class Updates:
         self._second_schedule = UpdateSchedule(())
         if "second_schedule" in state:
             self._second_schedule.load_state_dict(state["second_schedule"])
-            for second in self._seconds(list(self._codecs)).values():
-                second.fit_requested = True
 
     def _loaded_window(self, state: Mapping[str, Any]) -> SampleWindow:
         """Return the window of a state; vectors of all parts have the same length."""

@@ -225,10 +225,13 @@ class AdaptiveCodec(FittedCodec, TableCodec):
     def tables_state(self) -> dict[str, Any]:
         own = {"table": self._table.state_dict(), "norm": self.norm}
         share = {"share": self._share} if self._share else {}
-        return super().tables_state() | own | share
+        is_waiting = self.fit_requested and not self.table_version
+        requested = {"requested": True} if is_waiting else {}
+        return super().tables_state() | own | share | requested
 
     def tables_in(self, state: Mapping[str, Any]) -> dict[str, Any]:
         own = {"_table": self._table_of(state), "_share": share_in(state)}
+        own["fit_requested"] = "requested" in state and states.flag(state, "requested")
         return super().tables_in(state) | own
 
     def _table_of(self, state: Mapping[str, Any]) -> LevelTable:

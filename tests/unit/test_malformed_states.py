@@ -40,7 +40,7 @@ WRONG = {
 OPTIONAL = {
     *("settings", "instance", "scope", "parameter_bits", "second_stage"),
     *("second_schedule", "residuals", "residuals_checksum", "probabilities", "a", "share"),
-    *("again", "norm"),
+    *("again", "norm", "requested"),
 }
 ALLOWED = {
     ("parameter_bits", "None"),
