@@ -21,6 +21,7 @@ from hvd_adaptive.checkpoint import packed, unpacked
 from hvd_adaptive.compressor import GradientCompressor, check_compressor
 from hvd_adaptive.hooks.fsdp.modules import ShardedModule
 from hvd_adaptive.hooks.fsdp.session import ShardedSession
+from hvd_adaptive.run.agreement import format_ranks
 
 _numbers = itertools.count()
 # All that exist, in the order of their construction, which is the same on all ranks.
@@ -43,8 +44,13 @@ class Compressed:
         >>> figures = compressed.report()
     """
 
-    def __init__(self, session: ShardedSession, model: nn.Module) -> None:
+    def __init__(
+        self, session: ShardedSession, model: nn.Module, group: dist.ProcessGroup | None
+    ) -> None:
         self.compressor, self._session = session.compressor, session
+        self._ranks = ranks = dist.get_process_group_ranks(group)
+        everyone = len(ranks) == dist.get_world_size()
+        self._key = "compressor" if everyone else f"compressor of {format_ranks(ranks)}"
         self._model = weakref.ref(model)
         _hook_steps()
         _all[session] = self
@@ -82,10 +88,11 @@ class Compressed:
     def state_dict(self) -> dict[str, Any]:
         """Return the compressor's states on all ranks as bytes, a collective.
 
-        torch.distributed.checkpoint saves such an entry once. For a file of each rank
+        torch.distributed.checkpoint saves such an entry once. If the ranks that exchange are not
+        all, as those of a replica, its key names them. For a file of each rank
         ``compressor.state_dict()`` is enough.
         """
-        return {"compressor": packed(self._session.states_of_ranks())}
+        return {self._key: packed(self._session.states_of_ranks())}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Load what ``state_dict`` returned; other numbers of ranks load the first one's.
@@ -93,9 +100,10 @@ class Compressed:
         Raises:
             ValueError: The state is of another scheme or incomplete.
         """
-        everyone = unpacked(state, "compressor")
-        rank, ranks = self._session.place
-        self.compressor.load_state_dict(everyone[rank if len(everyone) == ranks else 0])
+        everyone = unpacked(state, self._key)
+        is_each = len(everyone) == len(self._ranks)
+        own = everyone[self._ranks.index(dist.get_rank()) if is_each else 0]
+        self.compressor.load_state_dict(own)
 
 
 def compress_reduce_scatter(model: nn.Module, compressor: GradientCompressor) -> Compressed:
@@ -132,7 +140,8 @@ def compress_reduce_scatter(model: nn.Module, compressor: GradientCompressor) ->
         >>> optimizer = torch.optim.AdamW(model.parameters())
     """
     modules = _modules_of(model, "set_custom_reduce_scatter")
-    compressed = Compressed(_session(compressor, modules, shards=True), model)
+    session = _session(compressor, modules, shards=True)
+    compressed = Compressed(session, model, _group_of_shards(model))
     for index, (_, module) in enumerate(modules):
         module.set_custom_reduce_scatter(_ReduceScatter(compressed, index))
     return compressed
@@ -171,7 +180,7 @@ def compress_all_reduce(
     modules = _modules_of(model, "set_all_reduce_hook")
     if not isinstance(group, dist.ProcessGroup):
         raise ValueError(f"group: must be a process group, not {type(group).__name__}")
-    compressed = Compressed(_session(compressor, modules, shards=False), model)
+    compressed = Compressed(_session(compressor, modules, shards=False), model, group)
     ranks = dist.get_world_size(group)
 
     def hook(index: int, shard: torch.Tensor) -> None:
@@ -272,6 +281,16 @@ def _session(compressor: Any, modules: list[tuple[str, Any]], shards: bool) -> S
     label = f"hvd_adaptive.fsdp{next(_numbers)}"
     compressor._training.connection = session = ShardedSession(compressor, sharded, label, shards)
     return session
+
+
+def _group_of_shards(model: nn.Module) -> dist.ProcessGroup | None:
+    """Return the ranks among which a model is sharded; None, the default group, if unknown."""
+    for parameter in model.parameters():
+        mesh: Any = getattr(parameter, "device_mesh", None)
+        for dim, placement in enumerate(getattr(parameter, "placements", ())):
+            if placement.is_shard() or hasattr(placement, "split_factor"):
+                return mesh.get_group(dim)
+    return None
 
 
 def _padding(parameter: Any, everywhere: bool) -> float:

@@ -10,7 +10,6 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
-import torch.distributed as dist
 
 from hvd_adaptive.base.device import check_supported
 from hvd_adaptive.base.errors import PayloadError, RankMismatchError, WarnOnce
@@ -242,14 +241,6 @@ class ShardedSession(ApartFromHorovod):
                 f"step {compressor.step}: a payload arrived corrupt at {', '.join(names)}. No rank "
                 "takes the optimizer's step: call zero_grad() and go on"
             ) from failures.first
-
-    @property
-    def place(self) -> tuple[int, int]:
-        """Return this rank and the number of ranks that exchange; of all ranks if not known yet."""
-        known = self._world
-        return (
-            (dist.get_rank(), dist.get_world_size()) if known is None else (known.rank, known.size)
-        )
 
     def states_of_ranks(self) -> list[dict[str, Any]]:
         """Return the states on all ranks, a collective; before the first call this one alone."""

@@ -37,15 +37,20 @@ def train(model, optimizer, steps) -> torch.Tensor:
     return loss
 
 
-@pytest.mark.parametrize("way", ["own", "dcp"])
+@pytest.mark.parametrize("way", ["own", "dcp", "replicas"])
 def test_a_run_resumes(way, tmp_path_factory):
-    """Bit for bit, from each rank's own file and from a distributed checkpoint."""
+    """Bit for bit, from each rank's own file and from a distributed checkpoint, which has a state
+    for each of several replicas."""
+    if way == "replicas" and RANKS != 4:
+        return
+    shape, names = (2, 2) if way == "replicas" else (1, RANKS), ("nodes", "shards")
+    mesh = init_device_mesh("cpu", shape, mesh_dim_names=names)
     folder = [str(tmp_path_factory.mktemp("dcp")) if RANK == 0 else None]
     dist.broadcast_object_list(folder)
 
     def made():
         instances.start_over()
-        model = sharded(make())
+        model = sharded(make(), mesh=mesh if way == "replicas" else mesh["shards"])
         compressor = ALQ(bits=3, bucket_size=256, update_steps=[0, 3])
         compressed = compress_reduce_scatter(model, compressor)
         return model, compressed, torch.optim.SGD(model.parameters(), 0.1)
