@@ -89,7 +89,7 @@ class Training:
     def state_dict(self) -> dict[str, Any]:
         """Return what a resumed run needs, as plain tensors and numbers."""
         residuals = {} if self.residuals is None else self.residuals.state_dict()
-        own = {"encodes": self.encodes} | self.instance.state_dict()
+        own: dict[str, Any] = {"encodes": self.encodes} | self.instance.state_dict()
         if self.tensors:
             own["tensors"] = [kind and [kind[0], list(kind[1])] for kind in self.tensors]
         return own | residuals | self.updates.state_dict()
