@@ -41,9 +41,9 @@ class CompressionState:
     The state can be pickled, as DDP's hooks are saved (``torch.save({"hook": hook, "state": state},
     path)``). The pickle contains the compressor's keywords and state: tables, step, settings, and
     this rank's residuals. It does not contain the process group (the default one is used after
-    loading), parameters, monitor and grad_scaler. Parameters get their names again if their sizes
-    are alike, in the order of the first buckets. If you need monitor or grad_scaler, construct a
-    new state and load ``state.compressor.state_dict()``.
+    loading), parameters, monitor and grad_scaler. Parameters get their names again by their values
+    or, if the weights are others, by their sizes, in the order of the first buckets. If you need
+    monitor or grad_scaler, construct a new state and load ``state.compressor.state_dict()``.
 
     Args:
         compressor: A compressor that serves only this state.
@@ -191,7 +191,7 @@ class CompressionState:
             "scheme": type(compressor),
             "keywords": keywords,
             "state": compressor.state_dict(),
-            "parameters": self.session.names.numbered,
+            "parameters": self.session.names.saved(),
         }
 
     def __setstate__(self, state: dict[str, Any]) -> None:

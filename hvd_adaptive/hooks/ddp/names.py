@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import itertools
 import weakref
+from collections import Counter
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import torch
+
+from hvd_adaptive import states
 
 if TYPE_CHECKING:
     from hvd_adaptive.settings import Settings
@@ -35,19 +38,29 @@ class Names:
     Args:
         given: (name, parameter) pairs. If there are none, parameters are numbered in the order of
             the first step's buckets.
-        numbered: Another process's (name, coordinates) in that order, used if the sizes are alike.
+        numbered: What ``saved`` returned in another process.
     """
 
     def __init__(
         self,
         given: Sequence[tuple[str, torch.nn.Parameter]],
-        numbered: Sequence[tuple[str, int]] = (),
+        numbered: Sequence[tuple[str, int, int]] = (),
     ) -> None:
         self._are_given = bool(given)
         self._by_id = {id(parameter): name for name, parameter in given}
         self._alive = list(given)  # so that no other parameter gets one of these ids
         self._former: list[weakref.ref[torch.nn.Parameter]] = []  # of models before this one
-        self.numbered = list(numbered)
+        self._numbered = [(*known, 0)[:3] for known in numbered]  # earlier ones lack a checksum
+
+    def saved(self) -> list[tuple[str, int, int]]:
+        """Return (name, coordinates, checksum) of the parameters, in the order of the first step's
+        buckets.
+        """
+        if self._are_given and not self._numbered:
+            self._number_as([p for _, p in self._alive])
+        names, parameters = zip(*self._alive, strict=True) if self._alive else ((), ())
+        own = dict(zip(names, states.checksums(parameters), strict=True))
+        return [(name, size, own.get(name, last)) for name, size, last in self._numbered]
 
     def name_of(self, parameter: torch.nn.Parameter, number: int) -> str:
         """Return a parameter's name; its number and shape if it has none yet."""
@@ -84,9 +97,12 @@ class Names:
             if len(missing) == len(parameters):
                 self._replace(missing)
             self._number(missing, settings)
-        if missing or len(self.numbered) != len(parameters):
-            self.numbered = [(self._by_id[id(p)], p.numel()) for p in parameters]
+        if missing or len(self._numbered) != len(parameters):
+            self._number_as(parameters)
         return self._by_id
+
+    def _number_as(self, parameters: Sequence[torch.nn.Parameter]) -> None:
+        self._numbered = [(self._by_id[id(p)], p.numel(), 0) for p in parameters]
 
     def _replace(self, parameters: Sequence[torch.nn.Parameter]) -> None:
         """Let another model take the place of the one so far."""
@@ -98,14 +114,26 @@ class Names:
 
     def _number(self, missing: Sequence[torch.nn.Parameter], settings: Settings) -> None:
         """Name parameters as another process did, or else by the next numbers."""
-        sizes = [size for _, size in self.numbered]
-        if not self._by_id and sizes == [p.numel() for p in missing]:
-            names = [name for name, _ in self.numbered]
-        elif settings.parameter_bits is None:
+        is_new = self._numbered and not self._by_id
+        names = self._recognised(missing) if is_new else []
+        if not names and settings.parameter_bits is not None:
+            raise ValueError(UNPICKLED if self._numbered else UNNAMED)
+        if not names:
             taken = set(self._by_id.values())
             free = (name for name in map(str, itertools.count()) if name not in taken)
             names = list(itertools.islice(free, len(missing)))
-        else:
-            raise ValueError(UNPICKLED if self.numbered else UNNAMED)
         self._alive += zip(names, missing, strict=True)
         self._by_id = {id(parameter): name for name, parameter in self._alive}
+
+    def _recognised(self, parameters: Sequence[torch.nn.Parameter]) -> list[str]:
+        """Return the names that another process gave these parameters: by sizes and values or, if
+        the weights are others, by sizes in this order; [] if these differ.
+        """
+        saved, sizes = self._numbered, [p.numel() for p in parameters]
+        own = list(zip(sizes, states.checksums(parameters), strict=True))
+        named: dict[tuple[int, int], list[str]] = {}
+        for name, *kind in reversed(saved):
+            named.setdefault((kind[0], kind[1]), []).append(name)
+        if all(len(named.get(kind, ())) >= count for kind, count in Counter(own).items()):
+            return [named[kind].pop() for kind in own]
+        return [name for name, *_ in saved] if sizes == [size for _, size, _ in saved] else []

@@ -111,13 +111,16 @@ def test_another_model_needs_the_hook_again(way, caplog):
     assert saved.compressor.step == 2
 
 
-def test_a_pickled_state_knows_the_names():
-    """Patterns of parameter_bits match in the next run, whose model has its first buckets."""
+@pytest.mark.parametrize("unused", [False, True])
+@pytest.mark.parametrize("steps", [0, 1])
+def test_a_pickled_state_knows_the_names(steps, unused):
+    """Patterns of parameter_bits match in the next run, whose model has other first buckets."""
     net = make_net()
     model, state = wrap(net, QSGD(**FINE, parameter_bits={"0.*": None}))
-    backward(model, 0)
+    for _ in range(steps):
+        backward(model, 0)
     saved = pickle.loads(pickle.dumps(state))
-    model = DistributedDataParallel(net, bucket_cap_mb=0.03)
+    model = DistributedDataParallel(net, bucket_cap_mb=0.03, find_unused_parameters=unused)
     model.register_comm_hook(saved, compression_hook)
     for step in (1, 2):
         own = own_gradients(net, step)
@@ -125,7 +128,7 @@ def test_a_pickled_state_knows_the_names():
         assert_averages(net, own)
         exact = mean(own["0.weight"])
         assert (net[0].weight.grad - exact).norm() < 1e-6 * exact.norm()
-    assert saved.compressor.step == 3
+    assert saved.compressor.step == steps + 2
 
 
 @pytest.mark.parametrize("seen", ["report", "state_dict", "end", "called"])

@@ -26,7 +26,7 @@ def test_numbers_stay_with_their_parameters():
     names = Names([])
     assert names_of(names, [a, b]) == ["0", "1"]
     assert names_of(names, [c, b, a]) == ["2", "1", "0"]
-    assert names.numbered == [("2", 5), ("1", 5), ("0", 5)]
+    assert [known[:2] for known in names.saved()] == [("2", 5), ("1", 5), ("0", 5)]
     assert names_of(names, [a, d]) == ["0", "3"]
     assert names_of(names, [b, c]) == ["1", "2"]
     loaded = Names([], [("1", 5), ("2", 5)])  # in another process
@@ -58,4 +58,15 @@ def test_names_that_are_saved_follow_the_parameters():
     names = Names([("a", a), ("b", b)])
     names.of([a], SETTINGS)
     names.of([b, a], SETTINGS)
-    assert names.numbered == [("b", 2), ("a", 6)]
+    assert [known[:2] for known in names.saved()] == [("b", 2), ("a", 6)]
+
+
+def test_names_that_are_saved_are_recognised_by_values():
+    """In any order, also before the first step; by sizes in their order if values are others."""
+    own = [torch.nn.Parameter(torch.full((5,), float(value))) for value in range(4)]
+    names = Names(list(zip("abcd", own, strict=True)))
+    for _ in range(2):
+        saved = names.saved()
+        assert names_of(Names([], saved), [own[2], own[0], own[1]]) == ["c", "a", "b"]
+        assert names_of(Names([], saved), parameters(5, 5, 5, 5)[::-1]) == [n for n, *_ in saved]
+        names.of([own[i] for i in (1, 3, 2, 0)], SETTINGS)
