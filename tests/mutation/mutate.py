@@ -3,8 +3,8 @@
     nice -n 15 python tests/mutation/mutate.py --mutants 130 --seed 1
 
 A first run of the tests notes which of them run each line. Then a sample of mutants is drawn
-(mutants.py), and each is tried by tests that run its line, the quickest first, until one fails;
-what survives them in exchange/ and run/ is tried by the checks of two ranks over torch.distributed.
+(mutants.py), and each is tried by tests that run its line, those of its folder first and the
+quickest of each first, until one fails; what survives them in exchange/ and run/ is tried by the checks of two ranks over torch.distributed.
 Every run is a fork of a process that has imported torch, Numba and pytest, and the package not yet.
 No file of the package is changed.
 """
@@ -174,6 +174,8 @@ def verdict(file: str, index: int, names: list[str], output: Path) -> str:
     """Return what tests of one process find: "found", "timed out", "survived" or "no test"."""
     if not names:
         return "no test"
+    own = f"tests/unit/{Path(file).parent.name}/"
+    names = sorted(names, key=lambda name: not name.startswith(own))
 
     def work() -> int:
         Loader(file, index)
