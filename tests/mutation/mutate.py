@@ -4,7 +4,8 @@
 
 A first run of the tests notes which of them run each line. Then a sample of mutants is drawn
 (mutants.py), and each is tried by tests that run its line, those of its folder first and the
-quickest of each first, until one fails; what survives them in exchange/ and run/ is tried by the checks of two ranks over torch.distributed.
+quickest of each first, until one fails; what survives them in exchange/ and run/ is tried by the
+checks of two ranks over torch.distributed.
 Every run is a fork of a process that has imported torch, Numba and pytest, and the package not yet.
 No file of the package is changed.
 """
