@@ -175,6 +175,13 @@ def test_float16_levels_bracket_and_survive_the_wire(kind, scale):
         assert not section[19:].any()
 
 
+@pytest.mark.parametrize("levels", ([-(2.0**20), -1.0, 0.0], [0.0, 1.0, 2.0**20]))
+def test_float16_levels_scale_with_the_largest_magnitude(levels):
+    half, section = FORMATS["float16"], torch.zeros(8, dtype=torch.uint8)
+    half.write(torch.tensor([levels]), section)
+    assert half.read(section, 1, 3).tolist() == [levels]
+
+
 def test_float16_extremes_beyond_float32_become_nan():
     largest = torch.finfo(torch.float32).max
     rounded = FORMATS["float16"].rounded(torch.tensor([[-1.0, 0.0, largest], [-1, 0, 1]]))
