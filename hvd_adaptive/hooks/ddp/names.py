@@ -54,13 +54,12 @@ class Names:
 
     def saved(self) -> list[tuple[str, int, int]]:
         """Return (name, coordinates, checksum) of the parameters, in the order of the first step's
-        buckets.
+        buckets, or of all that were given.
         """
-        if self._are_given and not self._numbered:
-            self._number_as([p for _, p in self._alive])
-        names, parameters = zip(*self._alive, strict=True) if self._alive else ((), ())
-        own = dict(zip(names, states.checksums(parameters), strict=True))
-        return [(name, size, own.get(name, last)) for name, size, last in self._numbered]
+        checksums = states.checksums(parameter for _, parameter in self._alive)
+        named = zip(self._alive, checksums, strict=True)
+        own = {name: (name, p.numel(), checksum) for (name, p), checksum in named}
+        return [own.get(known[0], known) for known in self._numbered] or list(own.values())
 
     def name_of(self, parameter: torch.nn.Parameter, number: int) -> str:
         """Return a parameter's name; its number and shape if it has none yet."""
@@ -98,11 +97,8 @@ class Names:
                 self._replace(missing)
             self._number(missing, settings)
         if missing or len(self._numbered) != len(parameters):
-            self._number_as(parameters)
+            self._numbered = [(self._by_id[id(p)], p.numel(), 0) for p in parameters]
         return self._by_id
-
-    def _number_as(self, parameters: Sequence[torch.nn.Parameter]) -> None:
-        self._numbered = [(self._by_id[id(p)], p.numel(), 0) for p in parameters]
 
     def _replace(self, parameters: Sequence[torch.nn.Parameter]) -> None:
         """Let another model take the place of the one so far."""

@@ -70,3 +70,4 @@ def test_names_that_are_saved_are_recognised_by_values():
         assert names_of(Names([], saved), [own[2], own[0], own[1]]) == ["c", "a", "b"]
         assert names_of(Names([], saved), parameters(5, 5, 5, 5)[::-1]) == [n for n, *_ in saved]
         names.of([own[i] for i in (1, 3, 2, 0)], SETTINGS)
+    assert [name for name, *_ in saved] == [*"bdca"]
