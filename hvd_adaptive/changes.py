@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import functools
 import inspect
 import logging
 from collections.abc import Mapping
@@ -10,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from hvd_adaptive.keywords import check_keywords_only, declared
+from hvd_adaptive.keywords import check_keywords_only
 from hvd_adaptive.settings import UNCHANGEABLE, keyword_of
 
 if TYPE_CHECKING:
@@ -78,13 +79,8 @@ class Changing:
 
     def _request(self, keywords: Mapping[str, Any]) -> None:
         """Check changes, and keep them for ``_apply_changes``."""
-        if not keywords:
-            return
         known = self._next or self
-        of_scheme = inspect.signature(type(self)).parameters
-        now = {name: parameter.default for name, parameter in of_scheme.items()}
-        now |= {name: getattr(known.settings, name) for name in declared(known.settings)}
-        now |= known._constructed | known._changed
+        now = _defaults(type(self)) | vars(known.settings) | known._constructed | known._changed
         changed = {
             name: _plain(value)
             for name, value in keywords.items()
@@ -160,6 +156,12 @@ class Changing:
         memo[id(self)] = new
         new.__dict__ = copy.deepcopy(self.__getstate__(), memo)
         return new
+
+
+@functools.cache
+def _defaults(scheme: type) -> dict[str, Any]:
+    """Return the defaults of a scheme's own keywords."""
+    return {name: p.default for name, p in inspect.signature(scheme).parameters.items()}
 
 
 def keywords_of(compressor: Any) -> dict[str, Any]:
