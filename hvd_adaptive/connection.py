@@ -86,6 +86,7 @@ class ApartFromHorovod(Connection):
         """
         if self.compressor._training.connection is None:
             self.compressor._training.connection = self
+            self.rebind()  # settings may have changed meanwhile
         if self.compressor._training.connection is not self:
             raise RuntimeError("one compressor serves one model, but this one serves another")
 

@@ -7,9 +7,10 @@ import torch
 import torch.distributed as dist
 from list_averages import *  # noqa: F403
 from list_averages import drawn
+from torch.nn.parallel import DistributedDataParallel
 
 from hvd_adaptive import EDEN, QSGD, LocalSGD, ScatterReduce, SignSGD, average
-from hvd_adaptive.ddp import CompressionState
+from hvd_adaptive.ddp import CompressionState, compression_hook
 
 RANK, RANKS = dist.get_rank(), dist.get_world_size()
 
@@ -115,3 +116,24 @@ def test_one_compressor_serves_one_caller():
     average([torch.ones(3)], third)
     with pytest.raises(RuntimeError, match="this one serves another"):
         local.step()
+
+
+@pytest.mark.parametrize("door", ["ddp", "local"])
+def test_settings_change_while_a_compressor_is_closed(door):
+    """The next step is laid out anew."""
+    model = torch.nn.Linear(64, 64, bias=False)
+    compressor = QSGD(bits=4, parameter_bits={"weight": 2})
+    step, serving = torch.optim.SGD(model.parameters(), lr=0.1).step, model
+    if door == "local":
+        named, sgd = model.named_parameters(), torch.optim.SGD(model.parameters(), lr=0.1)
+        step = LocalSGD(sgd, every=1, compression=compressor, named_parameters=named).step
+    else:
+        serving = DistributedDataParallel(model)
+        state = CompressionState(compressor, model.named_parameters())
+        serving.register_comm_hook(state, compression_hook)
+    for bits in (2, 8):
+        serving(drawn(RANK, 0)[0].view(-1)[:64]).sum().backward()
+        step()
+        assert compressor.report()["bits_per_coordinate"] == pytest.approx(bits, abs=0.5)
+        compressor.close()
+        compressor.set(parameter_bits={"weight": 8})
