@@ -231,6 +231,8 @@ class LocalSGD(WrappedOptimizer):
         """Return the round of the next fragment."""
         if self._exchange is None:
             local_checks.check_alone(*self._ranks[:2])
+        else:
+            self._exchange.reconnect()
         parameters = self._parameters()
         fragment = self._agreements % self.fragments
         self._fragments.keep(parameters)

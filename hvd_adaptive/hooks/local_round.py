@@ -120,8 +120,6 @@ class Round:
     ) -> None:
         self._exchange, self._fragments, self._fragment = exchange, fragments, fragment
         self._parameters, self._position = parameters, position
-        if exchange is not None:
-            exchange.reconnect()
         mine = [p for p, part in zip(parameters, position.takes_part, strict=True) if part]
         self._ways = {p: anchors.way(p) for p in mine if p in anchors}
         self._values = {p: _wide(p) for p in mine if p not in anchors}

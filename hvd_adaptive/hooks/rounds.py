@@ -49,7 +49,7 @@ class RoundExchange:
     ) -> None:
         self.world = world
         self._label = getattr(world, "label", "local")
-        self._laid_out: list[list[int]] = []  # the ``id`` of each fragment's parameters
+        self._laid_out: Any = None  # the fragments, which names come from, and parameters' ``id``
         self._session: RoundSession | None = None
         if compressor is not None:
             self._session = RoundSession(compressor, world, self._label, wait)
@@ -63,7 +63,7 @@ class RoundExchange:
     def lay_out(self, fragments: Fragments) -> None:
         """Prepare for averages of the parameters that were ``averaged`` last."""
         parts = fragments.averaged
-        laid_out = [list(map(id, part)) for part in parts]
+        laid_out = fragments, [list(map(id, part)) for part in parts]
         if self._session is None or laid_out == self._laid_out:
             return
         self._laid_out = laid_out
