@@ -21,7 +21,6 @@ from hvd_adaptive.checkpoint import packed, unpacked
 from hvd_adaptive.compressor import GradientCompressor, check_compressor
 from hvd_adaptive.hooks.fsdp.modules import ShardedModule
 from hvd_adaptive.hooks.fsdp.session import ShardedSession
-from hvd_adaptive.run.agreement import format_ranks
 
 _numbers = itertools.count()
 # All that exist, in the order of their construction, which is the same on all ranks.
@@ -48,9 +47,7 @@ class Compressed:
         self, session: ShardedSession, model: nn.Module, group: dist.ProcessGroup | None
     ) -> None:
         self.compressor, self._session = session.compressor, session
-        self._ranks = ranks = dist.get_process_group_ranks(group)
-        everyone = len(ranks) == dist.get_world_size()
-        self._key = "compressor" if everyone else f"compressor of {format_ranks(ranks)}"
+        self._ranks = dist.get_process_group_ranks(group)
         self._model = weakref.ref(model)
         _hook_steps()
         _all[session] = self
@@ -86,24 +83,24 @@ class Compressed:
         return any(id(p) in own for group in optimizer.param_groups for p in group["params"])
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the compressor's states on all ranks as bytes, a collective.
+        """Return the compressor's states on all ranks as bytes, a collective of all ranks.
 
-        torch.distributed.checkpoint saves such an entry once. If the ranks that exchange are not
-        all, as those of a replica, its key names them. For a file of each rank
+        torch.distributed.checkpoint saves such an entry once. For a file of each rank
         ``compressor.state_dict()`` is enough.
         """
-        return {self._key: packed(self._session.states_of_ranks())}
+        everyone: list[Any] = [None] * dist.get_world_size()
+        dist.all_gather_object(everyone, (self._ranks, self.compressor.state_dict()))
+        return {"compressor": packed(everyone)}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Load what ``state_dict`` returned; other numbers of ranks load the first one's.
+        """Load what ``state_dict`` returned. If other ranks exchange now, load the first one's.
 
         Raises:
             ValueError: The state is of another scheme or incomplete.
         """
-        everyone = unpacked(state, self._key)
-        is_each = len(everyone) == len(self._ranks)
-        own = everyone[self._ranks.index(dist.get_rank()) if is_each else 0]
-        self.compressor.load_state_dict(own)
+        everyone, rank = unpacked(state, "compressor"), dist.get_rank()
+        is_same = rank < len(everyone) and everyone[rank][0] == self._ranks
+        self.compressor.load_state_dict(everyone[rank if is_same else 0][1])
 
 
 def compress_reduce_scatter(model: nn.Module, compressor: GradientCompressor) -> Compressed:

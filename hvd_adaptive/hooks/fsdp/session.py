@@ -242,11 +242,6 @@ class ShardedSession(ApartFromHorovod):
                 "takes the optimizer's step: call zero_grad() and go on"
             ) from failures.first
 
-    def states_of_ranks(self) -> list[dict[str, Any]]:
-        """Return the states on all ranks, a collective; before the first call this one alone."""
-        own = self.compressor.state_dict()
-        return [own] if self._world is None else self._world.gather_objects(own)
-
     def _world_of(self, group: Any) -> TorchWorld:
         """Return the ranks, which have compared their settings; a collective at the first call."""
         if self._world is None:

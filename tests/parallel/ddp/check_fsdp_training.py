@@ -79,6 +79,32 @@ def test_a_run_resumes(way, tmp_path_factory):
     assert all(map(torch.equal, finished(model, optimizer), expected))
 
 
+def test_another_mesh_loads_the_first_state():
+    """Each replica has tables of its own, which ranks that now exchange must not mix."""
+    if RANKS != 4:
+        return
+
+    def made(*shape: int):
+        mesh = init_device_mesh("cpu", shape, mesh_dim_names=("nodes", "shards"))
+        model = sharded(make(), mesh=mesh)
+        compressor = ALQ(bits=3, bucket_size=256, update_steps=[0, 3])
+        return model, compress_reduce_scatter(model, compressor)
+
+    def tables(compressed) -> list[torch.Tensor]:
+        everyone: list = [None] * RANKS
+        dist.all_gather_object(everyone, compressed.compressor.levels)
+        return everyone
+
+    model, compressed = made(2, 2)
+    train(model, torch.optim.SGD(model.parameters(), 0.1), range(2))
+    state, (first, _, other, _) = compressed.state_dict(), tables(compressed)
+    assert not torch.equal(first, other)
+    for shape in ((1, 4), (4, 1)):
+        _, compressed = made(*shape)
+        compressed.load_state_dict(state)
+        assert all(torch.equal(first, levels) for levels in tables(compressed))
+
+
 class Words(nn.Module):
     """A table of which half the rows are used, and a layer whose rows no number of ranks divides:
     FSDP2 fills its shards up with zeros."""
