@@ -79,8 +79,9 @@ class Changing:
 
     def _request(self, keywords: Mapping[str, Any]) -> None:
         """Check changes, and keep them for ``_apply_changes``."""
+        scheme: Any = type(self)
         known = self._next or self
-        now = _defaults(type(self)) | vars(known.settings) | known._constructed | known._changed
+        now = _defaults(scheme) | vars(known.settings) | known._constructed | known._changed
         changed = {
             name: _plain(value)
             for name, value in keywords.items()

@@ -292,6 +292,33 @@ def test_a_parameter_that_is_replaced(rank, ranks, gather):
     assert optimizer.rounds == 4
 
 
+def test_a_state_with_other_numbers_is_loaded(rank):
+    """Its run has replaced a parameter, and continues in an object that has had rounds: residuals
+    are found by the state's numbers."""
+
+    def made() -> tuple[nn.Module, LocalSGD]:
+        instances.start_over()
+        net = make_net()
+        compressor = QSGD(bits=4, min_numel=1, error_feedback=1.0)
+        return net, LocalSGD(make_optimizer(net), every=2, compression=compressor)
+
+    whole, optimizer = made()
+    local_rounds.train(rank, range(2), whole, optimizer)
+    members = optimizer.param_groups[0]["params"]
+    inner_state = optimizer.optimizer.state.pop(members[0])
+    whole[0].weight = members[0] = nn.Parameter(members[0].detach().clone())
+    optimizer.optimizer.state[members[0]] = inner_state
+    local_rounds.train(rank, range(2, 6), whole, optimizer)
+    saved = through_disk({"net": whole.state_dict(), "optimizer": optimizer.state_dict()})
+    local_rounds.train(rank, range(6, 10), whole, optimizer)
+    net, optimizer = made()
+    local_rounds.train(rank, range(2), net, optimizer)
+    net.load_state_dict(saved["net"])
+    optimizer.load_state_dict(saved["optimizer"])
+    local_rounds.train(rank, range(6, 10), net, optimizer)
+    assert_equal(net, list(whole.parameters()))
+
+
 @pytest.mark.parametrize("act", CHANGED)
 def test_groups_that_one_rank_changes(rank, act):
     """The first rank alone adds or replaces parameters: all are told."""
