@@ -24,7 +24,7 @@ from hvd_adaptive.parts import Parts
 logger = logging.getLogger("hvd_adaptive")
 
 TensorKind = tuple[str, tuple[int, ...]]  # dtype and shape
-KINDS = [str(dtype).removeprefix("torch.") for dtype in DTYPE_CODES]
+DTYPES = [str(dtype).removeprefix("torch.") for dtype in DTYPE_CODES]
 
 
 class Training:
@@ -124,7 +124,7 @@ def _tensors_of(state: Mapping[str, Any]) -> list[TensorKind | None]:
     except (TypeError, LookupError):
         raise ValueError(f"{of}: must be a list of [dtype, shape] or None, not {saved!r}") from None
     for dtype in (kind[0] for kind in kinds if kind is not None):
-        check_choice(f"{of}: dtype", dtype, KINDS)
+        check_choice(f"{of}: dtype", dtype, DTYPES)
     return [
         kind and (kind[0], tuple(check_integer(f"{of}: shape", n, 0) for n in kind[1]))
         for kind in kinds
