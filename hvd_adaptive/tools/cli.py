@@ -9,6 +9,7 @@ when they run.
 from __future__ import annotations
 
 import argparse
+import io
 import os
 import sys
 from collections.abc import Sequence
@@ -41,6 +42,8 @@ def make_parser() -> argparse.ArgumentParser:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line and return the exit status."""
+    if isinstance(sys.stdout, io.TextIOWrapper):  # its encoding may lack a name's accents, or µ
+        sys.stdout.reconfigure(errors="replace")
     try:
         try:
             arguments = make_parser().parse_args(argv)

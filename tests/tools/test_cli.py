@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import os
 import sys
 
@@ -33,3 +34,13 @@ def test_a_reader_that_has_seen_enough_is_none(words, monkeypatch, capsys):
 def test_no_standard_output(monkeypatch):
     monkeypatch.setattr(sys, "stdout", None)
     assert main(["schemes", "ALQ", "--json"]) == 0
+
+
+@pytest.mark.parametrize("encoding", ["ascii", "latin-1"])
+def test_characters_that_standard_output_lacks_are_replaced(encoding, monkeypatch, capsys):
+    written = io.BytesIO()
+    monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(written, encoding=encoding))
+    assert main(["schemes", "ALQ"]) == 0
+    assert main(["schemes"]) == 0
+    assert b"ALQ" in written.getvalue() and b"?" in written.getvalue()
+    assert capsys.readouterr().err == ""
