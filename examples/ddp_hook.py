@@ -43,7 +43,7 @@ def parse(words: list[str] | None) -> argparse.Namespace:
         metavar="NAME",
         help=f"one of {', '.join(names)} (alq)",
     )
-    parser.add_argument("--bits", type=float, help="of a code, sign included; of ECDQ any number")
+    parser.add_argument("--bits", type=float, help="of a code, sign included; also fractions")
     travel = "how payloads travel (allgather up to 3 ranks, scatter_reduce beyond)"
     parser.add_argument("--exchange", help=travel)
     parser.add_argument(

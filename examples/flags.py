@@ -34,7 +34,7 @@ def make_parser(description: str | None, **defaults: object) -> argparse.Argumen
         const="fp16",
         help="the same as --compression fp16",
     )
-    method.add_argument("--bits", type=number, help="of a code, sign included; of ECDQ any number")
+    method.add_argument("--bits", type=number, help="of a code, sign included; also fractions")
     method.add_argument("--levels", type=int, help="of ORQ and LinearQuantile")
     method.add_argument("--norm", choices=("l2", "linf"), help="that buckets are divided by")
     method.add_argument(

@@ -92,7 +92,7 @@ class Monitor:
     ) -> None:
         self._folder = None if folder is None else Path(folder)
         self._every = check_integer("every", every, 1)
-        self._log = log
+        self._log = check_flag("log", log)
         writer = "a torch.utils.tensorboard.SummaryWriter"
         self._writer = check_has("tensorboard", tensorboard, "add_scalar", writer)
         self._own = _checked_sinks(sinks)
@@ -110,7 +110,7 @@ class Monitor:
             check_number(name, limit, "a number of 0 or more", lambda x: 0 <= x < math.inf)
             for name, limit in limits.items()
         ]
-        self._warn_slow = warn_slow
+        self._warn_slow = check_flag("warn_slow", warn_slow)
         self.compare = check_flag("compare", compare)
         self._sinks: list[Sink] | None = None
         self._sources: weakref.WeakKeyDictionary[Any, _Source] = weakref.WeakKeyDictionary()

@@ -264,6 +264,8 @@ def test_a_pickled_monitor_has_neither_files_nor_sinks(tmp_path):
         ({"tensorboard": 3}, "tensorboard=3: must be a torch.utils.tensorboard.SummaryWriter"),
         ({"error_limit": -1}, "error_limit=-1: must be a number of 0 or more, or None"),
         ({"non_finite_limit": float("nan")}, "non_finite_limit=nan"),
+        ({"log": "no"}, "log='no': must be True or False"),
+        ({"warn_slow": 0}, "warn_slow=0: must be True or False"),
         ({"sinks": "mlflow"}, "sinks='mlflow': must be a collection of sinks"),
         ({"sinks": Kept()}, "must be a collection of sinks"),
         ({"sinks": [print]}, "must have write(), flush(), close()"),
