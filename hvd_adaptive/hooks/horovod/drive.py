@@ -21,7 +21,12 @@ import torch
 from hvd_adaptive.base.device import finished_on
 from hvd_adaptive.base.errors import RankMismatchError
 from hvd_adaptive.hooks.horovod.elastic import take_first_state
-from hvd_adaptive.hooks.horovod.placeholder import Reduction, StepsDiffer, check_reduced
+from hvd_adaptive.hooks.horovod.placeholder import (
+    Reduction,
+    StepsDiffer,
+    check_reduced,
+    disagreement,
+)
 from hvd_adaptive.hooks.horovod.unfinished import JoinedStep
 from hvd_adaptive.layout import Layout, Member, build_layout
 from hvd_adaptive.run.driver import Drive, Road
@@ -111,9 +116,7 @@ class HorovodDrive(Drive):
             binding.agreement.submit(binding, binding.abandoned.attempt)
 
     def hold(self) -> _Holder:
-        """Return what all tickets hold. If all are dropped, without calls of decompress, the step
-        is left.
-        """
+        """Return what all tickets hold. If all are dropped, the step is left."""
         holder, left = _Holder(), self.left
         holder.drive = self
         self.holder = weakref.ref(holder, lambda _: left.set())
@@ -178,7 +181,7 @@ class HorovodDrive(Drive):
             self.read = check_reduced(reduced, world.size, own=own)
         except StepsDiffer as error:
             yield from self._until_closed()
-            if error.read.active < world.size or not self._take_first_state():
+            if error.read.active < world.size or not self._take_first_state(reduced):
                 self._raise_mismatch(reduced, error)
             self.any_step = True
             self.read = check_reduced(reduced, world.size, any_step=True)
@@ -198,13 +201,14 @@ class HorovodDrive(Drive):
         mismatch = binding.agreement.find_out(binding, binding.abandoned.attempt, reduced)
         raise RankMismatchError(mismatch or str(error))
 
-    def _take_first_state(self) -> bool:
+    def _take_first_state(self, reduced: torch.Tensor) -> bool:
         """Return whether ranks have the same state now."""
-        binding, compressor = self.binding, self.binding.compressor
-        name, attempt = binding.name or binding.unnamed, binding.abandoned.attempt
+        binding, compressor, world = self.binding, self.binding.compressor, self.binding.world
+        # Another one at each attempt: collectives of one that was given up may be in flight.
+        name = f"{binding.name or binding.unnamed}.{disagreement(reduced, world.size)}"
         last = self._last_generation
         survives = last is not None and last is not self.generation
-        if not take_first_state(binding.world, compressor, name, attempt, survives):
+        if not take_first_state(world, compressor, name, binding.abandoned.attempt, survives):
             return False
         binding.agreement.begin_step(binding)
         if self.step is not None:

@@ -124,3 +124,12 @@ def test_parts_of_a_step_are_those_that_arrived():
     assert step.parts == ["bits=4", "bits=6"]
     step, _ = step_of([500] * 2, 100, 1000, bits={"a": 4, "b": None}, arrived=(1,))
     assert step.parts == [""]
+
+
+def test_a_full_bucket_is_drawn_among_many_partial_ones():
+    groups = [Group(torch.float32, 16, 0), *(Group(torch.float32, 9, 0) for _ in range(400))]
+    drawn = draw_buckets(
+        groups, lambda group: torch.ones(group.quantized), bucket_size=SIZE, count=10, key=0
+    )
+    assert sorted(map(len, drawn)) == [9] * 9 + [16]
+    assert sum(drawn.weights) == pytest.approx(10)

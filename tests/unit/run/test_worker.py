@@ -9,6 +9,7 @@ import time
 import weakref
 from types import SimpleNamespace
 
+from hvd_adaptive.run import worker as worker_module
 from hvd_adaptive.run.worker import Worker
 
 SECONDS = 20.0
@@ -72,3 +73,14 @@ def test_a_worker_starts_again_after_a_fork():
         worker.wake()
         os._exit(0 if work.done.wait(SECONDS) else 1)
     assert os.waitpid(child, 0)[1] == 0
+
+
+def test_threads_end_before_the_interpreter(monkeypatch):
+    """A thread of torch's that runs while the interpreter ends may crash."""
+    monkeypatch.setattr(worker_module, "_running", weakref.WeakSet())
+    work = Counting(1)
+    worker = Worker(lambda: SimpleNamespace(drive=work))
+    worker.wake()
+    assert work.done.wait(SECONDS)
+    worker_module.stop_all()
+    assert not worker._thread.is_alive()

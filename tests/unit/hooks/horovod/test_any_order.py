@@ -216,6 +216,11 @@ def test_any_schedule(accident):
         assert not all(ended)
 
 
+def test_a_first_state_that_was_given_up_is_shared_again():
+    """This schedule gives a step up while ranks share the first one's state."""
+    assert check(random.Random(298), "cut off")
+
+
 @pytest.mark.parametrize("scheme", SCHEMES)
 def test_the_same_bits_with_and_without_a_worker(scheme):
     found = []
