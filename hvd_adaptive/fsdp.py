@@ -96,9 +96,11 @@ class Compressed:
         """Load what ``state_dict`` returned. If other ranks exchange now, load the first one's.
 
         Raises:
-            ValueError: The state is of another scheme or incomplete.
+            ValueError: The state is of another scheme or incomplete, or an earlier commit saved it.
         """
         everyone, rank = unpacked(state, "compressor"), dist.get_rank()
+        if not all(isinstance(one, tuple | list) and len(one) == 2 for one in everyone):
+            raise ValueError("state: compressor: must hold (ranks, state) of each rank")
         is_same = rank < len(everyone) and everyone[rank][0] == self._ranks
         self.compressor.load_state_dict(everyone[rank if is_same else 0][1])
 

@@ -15,6 +15,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from hvd_adaptive import ALQ, EDEN, QSGD, OneBitSGD
+from hvd_adaptive.checkpoint import packed
 from hvd_adaptive.fsdp import _factor_of, compress_all_reduce, compress_reduce_scatter
 
 
@@ -97,6 +98,9 @@ def test_states_of_others(model):
         compressed.load_state_dict({})
     with pytest.raises(ValueError, match="must be bytes, not dict"):
         compressed.load_state_dict({"compressor": {}})
+    earlier = {"compressor": packed([compressed.compressor.state_dict()])}
+    with pytest.raises(ValueError, match=r"must hold \(ranks, state\) of each rank"):
+        compressed.load_state_dict(earlier)
     compressed.load_state_dict(state)
     other = compress_reduce_scatter(fully_shard(nn.Linear(3, 3)), QSGD(bits=2))
     with pytest.raises(ValueError, match="scheme 'alq', not 'qsgd'"):
