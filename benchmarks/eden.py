@@ -31,7 +31,7 @@ from rich.table import Table
 from tqdm import tqdm
 
 from hvd_adaptive import ALQ, ECDQ, EDEN, QSGD
-from hvd_adaptive.coding.header import SIZE
+from hvd_adaptive.coding.payload import SIZE
 from hvd_adaptive.compressor import GradientCompressor
 from hvd_adaptive.tools.methods import Method, parse
 

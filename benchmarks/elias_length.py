@@ -22,7 +22,7 @@ import numpy as np
 import torch
 
 from hvd_adaptive import NUQSGD, QSGD, kernels, theory
-from hvd_adaptive.coding.header import SIZE
+from hvd_adaptive.coding.payload import SIZE
 from hvd_adaptive.compressor import GradientCompressor
 from hvd_adaptive.tools.output import print_table
 

@@ -27,8 +27,7 @@ from tqdm import tqdm
 import hvd_adaptive
 from hvd_adaptive import PayloadError, Tuning, kernels
 from hvd_adaptive.coding import coder as coders
-from hvd_adaptive.coding.header import SIZE, Header, body_seed
-from hvd_adaptive.coding.payload import read_header
+from hvd_adaptive.coding.payload import SIZE, Header, body_seed, read_header
 
 COORDINATES, BUCKET = 3000, 500
 SLOWEST = 5.0

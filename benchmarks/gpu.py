@@ -47,7 +47,7 @@ sys.path[:0] = [str(ROOT), str(ROOT / "benchmarks")]
 from gpu_checks import BITS, equal, large, sample  # noqa: E402
 
 import hvd_adaptive  # noqa: E402
-from hvd_adaptive.base.device import wait_for  # noqa: E402
+from hvd_adaptive.base.tensors import wait_for  # noqa: E402
 from hvd_adaptive.tools.bench import codec  # noqa: E402
 from hvd_adaptive.tools.launch import Ranks  # noqa: E402
 from hvd_adaptive.tools.output import script_parser  # noqa: E402

@@ -13,12 +13,12 @@ import torch
 
 from hvd_adaptive import states
 from hvd_adaptive.base.checks import check_integer
-from hvd_adaptive.base.device import check_supported
 from hvd_adaptive.base.errors import PayloadError, WarnOnce
+from hvd_adaptive.base.tensors import check_supported
 from hvd_adaptive.changes import Changing
 from hvd_adaptive.codec.codec import Codec, check_scheme
 from hvd_adaptive.coding import payload as payloads
-from hvd_adaptive.coding.header import DTYPE_CODES
+from hvd_adaptive.coding.payload import DTYPE_CODES
 from hvd_adaptive.connection import Connection, RefusesClasses, framework
 from hvd_adaptive.differentiable import Differentiable
 from hvd_adaptive.kernels.random import Use, stream_key

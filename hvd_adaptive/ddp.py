@@ -17,7 +17,7 @@ from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_
 
 from hvd_adaptive import states
 from hvd_adaptive.base.checks import check_named_parameters
-from hvd_adaptive.base.device import check_supported
+from hvd_adaptive.base.tensors import check_supported
 from hvd_adaptive.changes import keywords_of
 from hvd_adaptive.checkpoint import key_of_rank, packed, unpacked
 from hvd_adaptive.compressor import GradientCompressor, check_compressor

@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from hvd_adaptive.base.finite import wide_of
+from hvd_adaptive.base.tensors import wide_of
 
 # What Horovod's autograd functions keep of their arguments.
 ARGUMENTS = ("average", "op", "prescale_factor", "postscale_factor", "process_set")

@@ -14,8 +14,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from hvd_adaptive import states
-from hvd_adaptive.base.device import HOST, HostCopy
-from hvd_adaptive.base.finite import Finite, all_finite
+from hvd_adaptive.base.tensors import HOST, Finite, HostCopy, all_finite
 from hvd_adaptive.feedback_weight import Figures, Weights, check_weights
 
 if TYPE_CHECKING:

@@ -13,8 +13,7 @@ import torch
 from hvd_adaptive import kernels, states
 from hvd_adaptive.base.checks import check_integer
 from hvd_adaptive.base.errors import RankMismatchError
-from hvd_adaptive.coding.header import SIZE
-from hvd_adaptive.coding.payload import OwnedBuffer, payloads_in, read_header
+from hvd_adaptive.coding.payload import SIZE, OwnedBuffer, payloads_in, read_header
 from hvd_adaptive.kernels.random import Use, mix64, stream_key
 from hvd_adaptive.schemes.qsgd import QSGD
 from hvd_adaptive.theory.arguments import check_not_negative, check_positive

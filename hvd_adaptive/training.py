@@ -13,7 +13,7 @@ import torch
 from hvd_adaptive import states
 from hvd_adaptive.adapt.updates import Updates
 from hvd_adaptive.base.checks import check_choice, check_integer
-from hvd_adaptive.coding.header import DTYPE_CODES
+from hvd_adaptive.coding.payload import DTYPE_CODES
 from hvd_adaptive.connection import Connection
 from hvd_adaptive.feedback import Residuals, check_residuals
 from hvd_adaptive.instances import Instance

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from hvd_adaptive.coding.header import SIZE
+from hvd_adaptive.coding.payload import SIZE
 
 
 def flipped(data: torch.Tensor) -> torch.Tensor:

@@ -15,8 +15,8 @@ from states import through_disk
 from torch import nn
 
 from hvd_adaptive import ALQ, QSGD, RankMismatchError, average, instances
-from hvd_adaptive.run import worker
-from hvd_adaptive.run.worker import FIND_IT
+from hvd_adaptive.run import driver
+from hvd_adaptive.run.driver import FIND_IT
 from hvd_adaptive.simulate import Ranks
 
 module = sys.modules["hvd_adaptive.hooks.average"]
@@ -333,7 +333,7 @@ def test_average_says_how_to_find_the_rank_that_is_missing(rank, ranks, monkeypa
     """A rank that waits logs its own number, and what the silence of another one means."""
     compressor = QSGD(bits=4)
     average([torch.ones(3000)], compressor)
-    monkeypatch.setattr(worker, "STALL", 0.3)
+    monkeypatch.setattr(driver, "STALL", 0.3)
     if rank == ranks - 1:
         time.sleep(1.0)
     average([torch.ones(3000)], compressor)

@@ -25,7 +25,7 @@ from streaming_simulation import (
 from torch import nn
 
 from hvd_adaptive import ALQ, QSGD, LocalSGD, RankMismatchError, instances
-from hvd_adaptive.run import worker
+from hvd_adaptive.run import driver
 
 # every, fragments, delay, mixing: and the steps of a period after which rounds begin.
 CASES: dict[str, tuple[dict[str, Any], tuple[int, ...]]] = {
@@ -312,7 +312,7 @@ def test_ranks_that_wait_for_a_round_say_so(rank, ranks, monkeypatch, caplog):
     """Each with its number; the one that is late is silent."""
     optimizer = LocalSGD(make_optimizer(net := make_net()), every=1)
     train(rank, [0], net, optimizer)  # ranks are together now
-    monkeypatch.setattr(worker, "STALL", 0.3)
+    monkeypatch.setattr(driver, "STALL", 0.3)
     late = rank == ranks - 1
     if late:
         time.sleep(1.5)

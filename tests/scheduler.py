@@ -258,7 +258,7 @@ class ScheduledLock:
 
 
 class ScheduledWorker:
-    """Stands in for run/worker.py: a task that looks for work when it is woken, or polls."""
+    """Stands in for the driver's Worker: a task that looks for work when it is woken, or polls."""
 
     def __init__(self, schedule: Schedule, network: Network, find: Callable, name: str) -> None:
         self._schedule, self._network, self._find = schedule, network, find

@@ -12,7 +12,7 @@ import torch
 
 from hvd_adaptive import kernels
 from hvd_adaptive.base.checks import is_real
-from hvd_adaptive.base.device import HostCopy
+from hvd_adaptive.base.tensors import HostCopy
 from hvd_adaptive.coding.zeros import Zeros
 
 # Length of ``Usable.head``, with which codecs' statistics begin.

@@ -15,7 +15,7 @@ import torch
 from hvd_adaptive import kernels
 from hvd_adaptive.adapt.schedule import WINDOW
 from hvd_adaptive.base.checks import check_choice, check_flag, check_integer
-from hvd_adaptive.base.device import stacked
+from hvd_adaptive.base.tensors import stacked
 from hvd_adaptive.kernels.constants import BINS
 from hvd_adaptive.levels import LOG_EDGES, Distribution, Histogram, Mixture, with_tail
 

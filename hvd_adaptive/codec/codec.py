@@ -15,7 +15,7 @@ from hvd_adaptive import states
 from hvd_adaptive.adapt.coverage import GROWTH, Coverage, Usable
 from hvd_adaptive.adapt.schedule import UpdateSchedule
 from hvd_adaptive.adapt.statistics import Adaptation, weights_of
-from hvd_adaptive.base.device import HOST, check_supported
+from hvd_adaptive.base.tensors import HOST, check_supported
 from hvd_adaptive.codec.payloads import Payloads
 from hvd_adaptive.codec.quantizer import Quantizer
 from hvd_adaptive.codec.second_stage import (

@@ -8,15 +8,18 @@ from dataclasses import dataclass
 import torch
 
 from hvd_adaptive import kernels
-from hvd_adaptive.base.device import HostCopy
 from hvd_adaptive.base.errors import PayloadError
+from hvd_adaptive.base.tensors import HostCopy
 from hvd_adaptive.codec.quantizer import Quantizer
-from hvd_adaptive.coding.header import SIZE, Frame, Header, body_seed
 from hvd_adaptive.coding.payload import (
+    SIZE,
     Arrived,
     Encoded,
+    Frame,
+    Header,
     OwnedBuffer,
     Payload,
+    body_seed,
     checksums,
     compare_checksums,
     opened,

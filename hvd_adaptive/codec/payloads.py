@@ -6,13 +6,14 @@ from collections.abc import Callable, Sequence
 
 import torch
 
-from hvd_adaptive.base.device import stacked
-from hvd_adaptive.base.finite import narrowed, wide_of
+from hvd_adaptive.base.tensors import narrowed, stacked, wide_of
 from hvd_adaptive.codec.form import Form, Received
 from hvd_adaptive.codec.quantizer import Quantizer
-from hvd_adaptive.coding.header import SIZE, Frame, Header
 from hvd_adaptive.coding.payload import (
+    SIZE,
     Encoded,
+    Frame,
+    Header,
     OwnedBuffer,
     Payload,
     checksums,

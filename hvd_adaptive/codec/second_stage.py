@@ -44,7 +44,7 @@ import numpy as np
 import torch
 
 from hvd_adaptive.codec.payloads import Payloads
-from hvd_adaptive.coding.header import SIZE
+from hvd_adaptive.coding.payload import SIZE
 from hvd_adaptive.kernels.random import Use, stream_key
 
 if TYPE_CHECKING:

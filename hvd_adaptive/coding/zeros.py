@@ -16,8 +16,8 @@ from types import ModuleType
 import torch
 
 from hvd_adaptive import kernels
-from hvd_adaptive.base.device import HostCopy
 from hvd_adaptive.base.errors import PayloadError
+from hvd_adaptive.base.tensors import HostCopy
 from hvd_adaptive.coding.payload import Payload
 from hvd_adaptive.kernels.zeros import Runs, most_stream_bytes
 

@@ -22,8 +22,8 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from hvd_adaptive.base.device import wait_for
 from hvd_adaptive.base.errors import PayloadError
+from hvd_adaptive.base.tensors import wait_for
 from hvd_adaptive.codec.second_stage import FULL_PRECISION, SecondStage, references
 from hvd_adaptive.exchange.exchange import (
     AllgatherExchange,

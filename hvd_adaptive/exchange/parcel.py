@@ -9,11 +9,9 @@ from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 import torch
 
-from hvd_adaptive.base.device import HostCopy
-from hvd_adaptive.base.finite import narrowed, wide_of
+from hvd_adaptive.base.tensors import HostCopy, narrowed, wide_of
 from hvd_adaptive.codec.payloads import squares_of
-from hvd_adaptive.coding.header import Frame
-from hvd_adaptive.coding.payload import Encoded
+from hvd_adaptive.coding.payload import Encoded, Frame
 from hvd_adaptive.kernels.random import Use, key_of, stream_key
 from hvd_adaptive.monitor.meter import StepMeter
 

@@ -11,9 +11,9 @@ from typing import Any, Literal, TypeVar, overload
 import torch
 import torch.distributed as dist
 
-from hvd_adaptive.base.device import check_supported
 from hvd_adaptive.base.errors import WarnOnce
-from hvd_adaptive.coding.header import DTYPE_CODES
+from hvd_adaptive.base.tensors import check_supported
+from hvd_adaptive.coding.payload import DTYPE_CODES
 from hvd_adaptive.compressor import GradientCompressor, check_compressor
 from hvd_adaptive.hooks.list_session import Averaging, ListSession
 from hvd_adaptive.training import is_first_rank

@@ -10,8 +10,7 @@ import torch
 
 from hvd_adaptive import states
 from hvd_adaptive.base.checks import check_integer
-from hvd_adaptive.base.device import HOST
-from hvd_adaptive.base.finite import wide_of
+from hvd_adaptive.base.tensors import HOST, wide_of
 
 Parameter = torch.nn.Parameter
 

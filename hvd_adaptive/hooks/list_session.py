@@ -13,14 +13,14 @@ import torch
 import torch.distributed as dist
 
 from hvd_adaptive.base.errors import RankMismatchError
-from hvd_adaptive.base.finite import wide_of
+from hvd_adaptive.base.tensors import wide_of
 from hvd_adaptive.changes import begin_step
 from hvd_adaptive.compressor import GradientCompressor
 from hvd_adaptive.hooks.rounds import Background, TensorSession, find_world
 from hvd_adaptive.layout import Layout, Member, build_layout
 from hvd_adaptive.run.agreement import Description, compare_settings, differences
+from hvd_adaptive.run.driver import FIND_IT, gather_patiently
 from hvd_adaptive.run.rank_context import RankContext
-from hvd_adaptive.run.worker import FIND_IT, gather_patiently
 from hvd_adaptive.training import TensorKind, rank_and_size
 
 Tensors = list["torch.Tensor | None"]

@@ -10,7 +10,7 @@ import torch
 
 from hvd_adaptive import states
 from hvd_adaptive.base.checks import is_real
-from hvd_adaptive.base.device import check_supported
+from hvd_adaptive.base.tensors import check_supported
 from hvd_adaptive.compressor import GradientCompressor, check_compressor
 from hvd_adaptive.hooks.wrapped_optimizer import WrappedOptimizer
 from hvd_adaptive.training import rank_and_size

@@ -15,12 +15,12 @@ import torch
 
 from hvd_adaptive import states
 from hvd_adaptive.base.errors import RankMismatchError
-from hvd_adaptive.base.finite import wide_of
+from hvd_adaptive.base.tensors import wide_of
 from hvd_adaptive.hooks.fragments import Anchors, Fragments, clones
 from hvd_adaptive.hooks.local_checks import tensors_like
 from hvd_adaptive.hooks.rounds import RoundExchange
 from hvd_adaptive.run.agreement import format_ranks, places_that_differ
-from hvd_adaptive.run.worker import gather_patiently
+from hvd_adaptive.run.driver import gather_patiently
 
 if TYPE_CHECKING:
     from hvd_adaptive.transport.horovod_world import HorovodRounds

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import torch
 import torch.distributed as dist
 
-from hvd_adaptive.base.finite import wide_of
+from hvd_adaptive.base.tensors import wide_of
 from hvd_adaptive.changes import begin_step
 from hvd_adaptive.connection import ApartFromHorovod
 from hvd_adaptive.hooks.ddp.buckets import by_bucket

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from hvd_adaptive.base.device import from_host
+from hvd_adaptive.base.tensors import from_host
 from hvd_adaptive.kernels.constants import BINS, COARSE_BINS
 from hvd_adaptive.kernels.packing import Packing, packing_of
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from hvd_adaptive.base.device import HostCopy
+from hvd_adaptive.base.tensors import HostCopy
 
 SECONDS = ("encode_s", "exchange_s", "decode_s")
 # Figures that records contain in another form.

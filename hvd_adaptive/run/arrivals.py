@@ -1,14 +1,16 @@
-"""Define Arrivals: the gradients of one step, and the averages that replace them."""
+"""Define Arrivals, the gradients of one step and the averages that replace them, and copy between
+gradients and groups.
+"""
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
 import torch
 
-from hvd_adaptive.layout import Group, Layout, gather, view_of, views_beside
+from hvd_adaptive.layout import Group, Layout, Piece
 
 if TYPE_CHECKING:
     from hvd_adaptive.run.rank_context import RankContext
@@ -214,3 +216,46 @@ class Arrivals:
         # Optimizers may compare strides of gradients and weights. Coordinates may overlap.
         like = torch.empty_like(gradient)
         return like.copy_(result) if like.stride() == gradient.stride() else result
+
+
+@torch.no_grad()  # create_graph=True: payloads carry no graph
+def gather(group: Group, tensors: Sequence[torch.Tensor | None], flat: torch.Tensor) -> None:
+    """Copy the members' tensors, by slot, to ``flat``; None stands for zeros."""
+    views = views_beside(group.pieces, tensors, flat)
+    if views is not None:
+        torch.cat(views, out=flat)
+        return
+    for piece in group.pieces:
+        tensor, target = tensors[piece.slot], flat[piece.in_group]
+        if tensor is None:
+            target.zero_()
+        elif piece.numel == tensor.numel():
+            target.view(tensor.shape).copy_(tensor)
+        else:
+            target.copy_(tensor.reshape(-1)[piece.start : piece.stop])
+
+
+def views_beside(
+    pieces: Sequence[Piece], tensors: Sequence[torch.Tensor | None], other: torch.Tensor
+) -> list[torch.Tensor] | None:
+    """Return ``view_of`` each piece, in one loop, because a group may have thousands.
+
+    The result is None unless all tensors are contiguous and on the device of ``other``.
+    """
+    views, on_cpu = [], other.is_cpu
+    for piece in pieces:
+        tensor = tensors[piece.slot]
+        if tensor is None or not tensor.is_contiguous():
+            return None
+        if not (on_cpu and tensor.is_cpu) and tensor.device != other.device:
+            return None
+        flat = tensor if tensor.dim() == 1 else tensor.view(-1)
+        numel = piece.stop - piece.start
+        views.append(flat if numel == flat.numel() else flat[piece.start : piece.stop])
+    return views
+
+
+def view_of(piece: Piece, tensor: torch.Tensor) -> torch.Tensor:
+    """Return a piece of a contiguous tensor, 1-D, without a copy."""
+    flat = tensor if tensor.dim() == 1 else tensor.view(-1)
+    return flat if piece.numel == flat.numel() else flat[piece.start : piece.stop]

@@ -1,4 +1,5 @@
-"""Define Driver, which takes gradients through the steps of one compressor, and Drive, one step.
+"""Define Driver, which takes gradients through the steps of one compressor; Drive, one step; and
+Worker, the thread that follows it during the backward pass.
 
 A session (hooks/) finds the parameters' slots and calls, for each step,
 
@@ -6,10 +7,13 @@ A session (hooks/) finds the parameters' slots and calls, for each step,
     wait     when no further gradient will arrive
     end      after averages were returned
 
-Everything that needs no user code runs on a worker thread meanwhile: ranks compare their positions
-in training, groups are encoded, sent, received and decoded, tables are fitted. ``wait`` raises the
-worker's error. With ``Tuning(worker=False)``, and on a GPU, hooks send what they can, and ``wait``
-does the rest, in the program's thread.
+Everything that needs no user code runs on the worker thread meanwhile: ranks compare their
+positions in training, groups are encoded, sent, received and decoded, tables are fitted. ``wait``
+raises the worker's error. With ``Tuning(worker=False)``, and on a GPU, hooks send what they can,
+and ``wait`` does the rest, in the program's thread: the same step, only later, with the same bits.
+
+The program's thread owns what has arrived. Whoever holds the drive's lock owns what flies and what
+has been received.
 
 There are two kinds of drives. Those of ordered_drive.py are for ranks that pair collectives by
 their order (torch.distributed). Horovod pairs them by name, and calls optimizers in any order
@@ -18,8 +22,11 @@ their order (torch.distributed). Horovod pairs them by name, and calls optimizer
 
 from __future__ import annotations
 
+import atexit
 import functools
 import logging
+import os
+import sys
 import threading
 import time
 import weakref
@@ -27,7 +34,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Generator
 from typing import TYPE_CHECKING, Any
 
-from hvd_adaptive.run.worker import FIND_IT, Worker
+import torch
 
 if TYPE_CHECKING:
     from hvd_adaptive.compressor import GradientCompressor
@@ -35,9 +42,20 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("hvd_adaptive")
 
-
-# Seconds between two looks at collectives in flight.
-PAUSE = 0.0005
+# Seconds between two looks at collectives in flight: of the worker during the backward pass, of the
+# worker for which the program waits, and of the program's thread.
+PAUSE, LAST_PAUSE, OWN_PAUSE = 0.001, 0.00025, 0.0005
+# On Linux, threads have priorities of their own. If threads share a core, the program's thread goes
+# first: the backward pass determines when gradients arrive.
+NICENESS = 10
+# Seconds of a wait after which a warning is logged, and again after as many.
+STALL = 60.0
+# No rank knows which one is missing: a collective of torch.distributed does not say it.
+FIND_IT = (
+    "a rank that logs no such line has not come this far, or has stopped: `py-spy dump --pid PID` "
+    "on its machine shows where; if every rank logs one, the rank that lacks a collective which "
+    "others list is behind"
+)
 
 # Yields where the step waits: whether anything was done, or None to wait for ``Worker.wake``.
 Road = Generator[bool | None, None, None]
@@ -95,7 +113,7 @@ class Drive(ABC):
         """Take the step to its end in the program's thread."""
         while not self.over.is_set():
             if not self.go_on() and not self.over.is_set():
-                time.sleep(PAUSE)
+                time.sleep(OWN_PAUSE)
 
     def fail(self, error: BaseException) -> None:
         """End the step with an error."""
@@ -186,3 +204,100 @@ class Driver:
         """Log that ``rank``, this one, waits for others, for what, and how to find them."""
         waits = self.describe() or "it has sent nothing yet"
         logger.warning("rank %d still waits for other ranks: %s\n%s", rank, waits, FIND_IT)
+
+
+class Worker:
+    """A thread that advances the step of one session.
+
+    Args:
+        find: Function that returns the Driver while it exists, to which nothing here may refer
+            strongly. ``advance`` of its drive does what can be done without waiting (see
+            ``Road``).
+    """
+
+    def __init__(self, find: Callable[[], Any]) -> None:
+        self._find = find
+        self._wake = threading.Event()
+        self._thread: threading.Thread | None = None
+        self._process = -1
+        self._stopped = False
+
+    def wake(self) -> None:
+        """Look for work: something has arrived, or may be sent."""
+        if self._thread is None or self._process != os.getpid():
+            self._start()  # threads do not survive a fork
+        self._wake.set()
+
+    def wait_for(self, event: threading.Event, is_late: Callable[[], None]) -> None:
+        """Wait until the thread has set an event; call ``is_late`` every STALL seconds."""
+        self.wake()
+        while not event.wait(STALL):
+            is_late()
+
+    def stop(self) -> None:
+        """End the thread; what is in progress stays with the program's thread."""
+        self._stopped = True
+        self._wake.set()
+
+    def _start(self) -> None:
+        self._wake, self._process = threading.Event(), os.getpid()
+        self._thread = threading.Thread(
+            target=_run,
+            args=(weakref.ref(self), self._wake),
+            name="hvd_adaptive.worker",
+            daemon=True,
+        )
+        _running.add(self)
+        weakref.finalize(self, self._wake.set)
+        self._thread.start()
+
+
+def gather_patiently(world: Any, values: torch.Tensor, warn: Callable[[], None]) -> torch.Tensor:
+    """Return all ranks' tensors of equal shape, stacked; call ``warn`` every STALL seconds."""
+    begun, pause = world.begin_gather(values), PAUSE / 8
+    late = time.monotonic() + STALL
+    while not world.is_gathered(begun):
+        if time.monotonic() >= late:
+            warn()
+            late += STALL
+        time.sleep(pause)
+        pause = min(2 * pause, PAUSE)
+    return world.end_gather(begun)
+
+
+def _run(find_worker: weakref.ref[Worker], wake: threading.Event) -> None:
+    if sys.platform == "linux":
+        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), NICENESS)
+    with torch.no_grad():
+        while True:
+            wake.wait()
+            wake.clear()
+            done: bool | None = True
+            pause = PAUSE
+            while done is not None:
+                if not done:
+                    wake.wait(pause)
+                    wake.clear()
+                worker = find_worker()
+                if worker is None or worker._stopped:
+                    return
+                driver, done = worker._find(), None
+                step = None if driver is None else driver.drive
+                if step is not None:
+                    done, pause = step.advance(), LAST_PAUSE if step.flushed else PAUSE
+                del worker, driver, step  # the thread keeps none while it sleeps
+
+
+_running: weakref.WeakSet[Worker] = weakref.WeakSet()
+
+
+def stop_all() -> None:
+    """End the threads of all workers, before the interpreter ends."""
+    for worker in list(_running):
+        worker.stop()
+        thread = worker._thread
+        if thread is not None and worker._process == os.getpid():
+            thread.join(timeout=5.0)
+
+
+atexit.register(stop_all)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import torch
 
 from hvd_adaptive._version import __version__
-from hvd_adaptive.base.device import wait_for
+from hvd_adaptive.base.tensors import wait_for
 from hvd_adaptive.layout import Group, Layout
 from hvd_adaptive.transport.world import World
 

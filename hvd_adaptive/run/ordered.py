@@ -24,8 +24,8 @@ from hvd_adaptive.run.step import Step
 from hvd_adaptive.run.trip import Flight
 
 if TYPE_CHECKING:
+    from hvd_adaptive.run.driver import Worker
     from hvd_adaptive.run.rank_context import RankContext
-    from hvd_adaptive.run.worker import Worker
 
 
 LAG, WINDOW = 1, 3

@@ -22,15 +22,15 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
-from hvd_adaptive.base.device import HostCopy, stacked
 from hvd_adaptive.base.errors import RankMismatchError
+from hvd_adaptive.base.tensors import HostCopy, stacked
 from hvd_adaptive.run.agreement import disagreement, position
 from hvd_adaptive.run.driver import Drive, Driver, Road
 from hvd_adaptive.run.ordered import OrderedStep
 
 if TYPE_CHECKING:
+    from hvd_adaptive.run.driver import Worker
     from hvd_adaptive.run.rank_context import RankContext
-    from hvd_adaptive.run.worker import Worker
 
 logger = logging.getLogger("hvd_adaptive")
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from hvd_adaptive.base.device import stream_of
+from hvd_adaptive.base.tensors import stream_of
 from hvd_adaptive.exchange.auto import EXCHANGES, name_of_exchange
 from hvd_adaptive.exchange.exchange import Exchange, RankInfo
 from hvd_adaptive.layout import Group, Layout, Member, build_layout

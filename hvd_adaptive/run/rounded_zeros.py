@@ -11,7 +11,7 @@ from collections.abc import Collection, Sequence
 
 import torch
 
-from hvd_adaptive.base.device import HostCopy
+from hvd_adaptive.base.tensors import HostCopy
 from hvd_adaptive.codec.codec import Codec
 from hvd_adaptive.layout import Group, Member
 

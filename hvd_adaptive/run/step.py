@@ -21,8 +21,8 @@ from hvd_adaptive.run.trip import Flight, Plan, Trips
 from hvd_adaptive.transport.collectives import AllGather, InFlight
 
 if TYPE_CHECKING:
+    from hvd_adaptive.run.driver import Worker
     from hvd_adaptive.run.rank_context import RankContext
-    from hvd_adaptive.run.worker import Worker
 
 
 class Step(ABC):
@@ -34,7 +34,7 @@ class Step(ABC):
     1. ``arrive`` accepts a member's gradient. After ``release``, complete groups are launched in
        the layout's reverse order on every rank (roughly the order of the backward pass), within the
        bound on memory. Update steps are not released.
-    2. Groups whose first stage has been received submit their second stage. A worker (worker.py)
+    2. Groups whose first stage has been received submit their second stage. A worker (driver.py)
        also decodes what has been received; averages stay in memory of their own meanwhile.
     3. ``launch_all`` launches the rest; every gradient has arrived. After ``write_back`` averages
        replace gradients.

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import torch
 
-from hvd_adaptive.base.finite import Finite
+from hvd_adaptive.base.tensors import Finite
 from hvd_adaptive.exchange.exchange import Exchange
 from hvd_adaptive.exchange.parcel import Memory, Parcel, RandomStream
 from hvd_adaptive.feedback import Residuals

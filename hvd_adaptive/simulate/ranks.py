@@ -15,13 +15,14 @@ import numpy as np
 import torch
 
 from hvd_adaptive.base.checks import check_integer
-from hvd_adaptive.base.finite import wide_of
+from hvd_adaptive.base.tensors import wide_of
 from hvd_adaptive.compressor import GradientCompressor, check_compressor
 from hvd_adaptive.exchange.auto import EXCHANGES, name_of_exchange
 from hvd_adaptive.exchange.exchange import RankInfo
 from hvd_adaptive.feedback import Residuals
-from hvd_adaptive.layout import Member, build_layout, gather
+from hvd_adaptive.layout import Member, build_layout
 from hvd_adaptive.monitor import StepMeter
+from hvd_adaptive.run.arrivals import gather
 from hvd_adaptive.run.trip import Trips
 from hvd_adaptive.settings import Settings
 from hvd_adaptive.simulate.stages import RankGradients, together

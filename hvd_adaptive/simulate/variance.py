@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import torch
 
 from hvd_adaptive import kernels
-from hvd_adaptive.base.finite import wide_of
+from hvd_adaptive.base.tensors import wide_of
 from hvd_adaptive.codec.codec import Codec
 from hvd_adaptive.codec.table_codec import TableCodec
 from hvd_adaptive.compressor import GradientCompressor

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from hvd_adaptive.base.device import taken_over
+from hvd_adaptive.base.tensors import taken_over
 from hvd_adaptive.coding.payload import OwnedBuffer, check_owned
 from hvd_adaptive.transport.world import MOST_DIRECT, World
 

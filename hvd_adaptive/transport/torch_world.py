@@ -27,7 +27,7 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
-from hvd_adaptive.base.device import from_host
+from hvd_adaptive.base.tensors import from_host
 from hvd_adaptive.transport.world import World
 
 HEAD = 16  # bytes of a frame before its message: two int64

@@ -13,8 +13,8 @@ from torch import nn
 
 import hvd_adaptive
 from hvd_adaptive import ALQ, EDEN, QSGD, LocalSGD, compressor, simulate
-from hvd_adaptive.base.device import check_supported
 from hvd_adaptive.base.errors import WarnOnce
+from hvd_adaptive.base.tensors import check_supported
 from hvd_adaptive.compressor import GradientCompressor
 from hvd_adaptive.ddp import CompressionState
 

@@ -11,7 +11,7 @@ from scheme_cases import scheme, schemes
 import hvd_adaptive
 from hvd_adaptive import ALQ, QSGD
 from hvd_adaptive.base.errors import ResidualError
-from hvd_adaptive.base.finite import all_finite
+from hvd_adaptive.base.tensors import all_finite
 from hvd_adaptive.feedback_weight import PATIENCE, Weights
 
 SIZES = [700, 30, 450]  # "b" travels in full precision

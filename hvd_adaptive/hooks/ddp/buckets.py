@@ -12,13 +12,13 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from hvd_adaptive.base.device import check_supported
 from hvd_adaptive.base.errors import RankMismatchError
-from hvd_adaptive.coding.header import DTYPE_CODES
+from hvd_adaptive.base.tensors import check_supported
+from hvd_adaptive.coding.payload import DTYPE_CODES
 from hvd_adaptive.layout import Group, Layout, Member, build_layout, digest
 from hvd_adaptive.run.agreement import differences
+from hvd_adaptive.run.driver import gather_patiently
 from hvd_adaptive.run.rank_context import RankContext
-from hvd_adaptive.run.worker import gather_patiently
 
 if TYPE_CHECKING:
     from hvd_adaptive.compressor import GradientCompressor

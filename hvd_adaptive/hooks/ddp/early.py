@@ -17,7 +17,7 @@ from typing import Any
 
 import torch
 
-from hvd_adaptive.base.device import HostCopy, stacked
+from hvd_adaptive.base.tensors import HostCopy, stacked
 from hvd_adaptive.layout import Layout
 
 # Hands gradients over by slot.

@@ -11,9 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from hvd_adaptive.base.device import check_supported
 from hvd_adaptive.base.errors import PayloadError, RankMismatchError, WarnOnce
-from hvd_adaptive.base.finite import narrowed
+from hvd_adaptive.base.tensors import check_supported, narrowed
 from hvd_adaptive.changes import begin_step
 from hvd_adaptive.connection import ApartFromHorovod
 from hvd_adaptive.exchange.exchange import Failures, RankInfo, carry_out

@@ -18,8 +18,8 @@ from typing import TYPE_CHECKING, Any, cast
 
 import torch
 
-from hvd_adaptive.base.device import finished_on
 from hvd_adaptive.base.errors import RankMismatchError
+from hvd_adaptive.base.tensors import finished_on
 from hvd_adaptive.hooks.horovod.elastic import take_first_state
 from hvd_adaptive.hooks.horovod.placeholder import (
     Reduction,
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from hvd_adaptive.hooks.horovod.binding import Binding
     from hvd_adaptive.hooks.horovod.placeholder import Placeholders
     from hvd_adaptive.hooks.horovod.served import Watch
-    from hvd_adaptive.run.worker import Worker
+    from hvd_adaptive.run.driver import Worker
 
 logger = logging.getLogger("hvd_adaptive")
 

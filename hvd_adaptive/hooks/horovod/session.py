@@ -11,9 +11,9 @@ from typing import Any
 import torch
 
 from hvd_adaptive.base.errors import WarnOnce
-from hvd_adaptive.base.finite import wide_of
+from hvd_adaptive.base.tensors import wide_of
 from hvd_adaptive.changes import begin_step
-from hvd_adaptive.coding.header import DTYPE_CODES
+from hvd_adaptive.coding.payload import DTYPE_CODES
 from hvd_adaptive.compressor import GradientCompressor
 from hvd_adaptive.connection import Connection
 from hvd_adaptive.hooks.horovod import elastic

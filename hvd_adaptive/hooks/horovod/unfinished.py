@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from hvd_adaptive.base.finite import wide_of
+from hvd_adaptive.base.tensors import wide_of
 from hvd_adaptive.coding.payload import OwnedBuffer
 from hvd_adaptive.transport.collectives import AllGather, AllToAll, InFlight
 

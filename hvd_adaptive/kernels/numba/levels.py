@@ -7,7 +7,7 @@ import functools
 import numpy as np
 import torch
 
-from hvd_adaptive.base.device import HOST
+from hvd_adaptive.base.tensors import HOST
 from hvd_adaptive.kernels.constants import NORM_LANES
 from hvd_adaptive.kernels.levels import MOST_PASSES, NEGLIGIBLE, START_HIGH, START_LOW, TOLERANCE
 from hvd_adaptive.kernels.numba.jit import inline, jit

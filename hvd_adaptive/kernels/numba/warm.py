@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from tqdm import tqdm
 
-from hvd_adaptive.base.device import HOST
+from hvd_adaptive.base.tensors import HOST
 from hvd_adaptive.kernels.dithered import Stretch
 from hvd_adaptive.kernels.eden import Buckets, Levels
 from hvd_adaptive.kernels.numba import (

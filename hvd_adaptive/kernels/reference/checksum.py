@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 import torch
 
-from hvd_adaptive.base.device import put
+from hvd_adaptive.base.tensors import put
 from hvd_adaptive.kernels.checksum import BLOCK, CHECKSUM_AT, HEADER_BYTES, LANES, A, B
 from hvd_adaptive.kernels.constants import MASK32
 

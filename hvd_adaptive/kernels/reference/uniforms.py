@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import torch
 
-from hvd_adaptive.base.device import from_host
+from hvd_adaptive.base.tensors import from_host
 from hvd_adaptive.kernels import random
 from hvd_adaptive.kernels.constants import MASK32
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from hvd_adaptive.base.device import HostCopy
+from hvd_adaptive.base.tensors import HostCopy
 from hvd_adaptive.kernels.zeros import Runs, mask_bytes
 
 

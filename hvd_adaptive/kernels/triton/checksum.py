@@ -16,7 +16,7 @@ import torch
 import triton
 import triton.language as tl
 
-from hvd_adaptive.base.device import from_host, put
+from hvd_adaptive.base.tensors import from_host, put
 from hvd_adaptive.kernels.checksum import BLOCK, CHECKSUM_AT, HEADER_BYTES, LANES, A, B
 from hvd_adaptive.kernels.triton.launch import launch, regular_runs
 

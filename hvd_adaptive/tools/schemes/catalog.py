@@ -12,7 +12,7 @@ import torch
 
 import hvd_adaptive
 from hvd_adaptive import theory
-from hvd_adaptive.base.device import HOST
+from hvd_adaptive.base.tensors import HOST
 from hvd_adaptive.changes import keywords_of
 from hvd_adaptive.compressor import GradientCompressor
 from hvd_adaptive.keywords import own_keywords

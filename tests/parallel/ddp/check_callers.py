@@ -35,8 +35,8 @@ from torch.nn.parallel import DistributedDataParallel
 
 from hvd_adaptive import QSGD, RankMismatchError
 from hvd_adaptive.ddp import CompressionState, compression_hook
-from hvd_adaptive.run import worker
-from hvd_adaptive.run.worker import FIND_IT
+from hvd_adaptive.run import driver
+from hvd_adaptive.run.driver import FIND_IT
 
 RANK, RANKS = dist.get_rank(), dist.get_world_size()
 
@@ -159,7 +159,7 @@ def test_ranks_that_wait_say_how_to_find_the_one_that_is_missing(monkeypatch, ca
     model, _ = wrap(make_net(), QSGD(bits=4))
     for step in range(2):
         backward(model, step)
-    monkeypatch.setattr(worker, "STALL", 0.5)
+    monkeypatch.setattr(driver, "STALL", 0.5)
     late = RANK == RANKS - 1
     if late:
         time.sleep(2.0)

@@ -8,8 +8,7 @@ import torch
 
 from hvd_adaptive import ALQ, ECDQ, QSGD
 from hvd_adaptive.codec.payloads import MOST_FORMS
-from hvd_adaptive.coding.header import Frame
-from hvd_adaptive.coding.payload import read_header
+from hvd_adaptive.coding.payload import Frame, read_header
 from hvd_adaptive.custom import Scheme, Settings
 
 FRAME = Frame(1000, 10, torch.float32, 7)

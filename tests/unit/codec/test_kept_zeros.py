@@ -10,8 +10,7 @@ import unit_oracles as oracle
 from scheme_cases import CASES, EVERY, scheme
 
 from hvd_adaptive import ALQ, PayloadError, Tuning
-from hvd_adaptive.coding.header import SIZE, Frame
-from hvd_adaptive.coding.payload import read_header
+from hvd_adaptive.coding.payload import SIZE, Frame, read_header
 from hvd_adaptive.feedback import Residuals
 from hvd_adaptive.kernels.numba import zeros as kernels
 

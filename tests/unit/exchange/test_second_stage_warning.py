@@ -13,7 +13,7 @@ from test_second_stage import COORDINATES, laplacian, normal, squared_error
 
 from hvd_adaptive import QSGD, ScatterReduce
 from hvd_adaptive.codec import second_stage
-from hvd_adaptive.coding.header import SIZE
+from hvd_adaptive.coding.payload import SIZE
 from hvd_adaptive.exchange.exchange import RankInfo
 from hvd_adaptive.exchange.hierarchical import HierarchicalExchange
 from hvd_adaptive.exchange.scatter_reduce import ScatterReduceExchange

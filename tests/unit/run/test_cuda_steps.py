@@ -14,7 +14,7 @@ from parcels import begun, parcel
 from scheme_cases import scheme
 
 from hvd_adaptive import QSGD
-from hvd_adaptive.base.device import HostCopy, taken_over
+from hvd_adaptive.base.tensors import HostCopy, taken_over
 from hvd_adaptive.exchange.auto import Half, Plain
 from hvd_adaptive.exchange.exchange import AllgatherExchange, RankInfo
 from hvd_adaptive.exchange.hierarchical import HierarchicalExchange

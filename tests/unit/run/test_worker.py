@@ -9,8 +9,8 @@ import time
 import weakref
 from types import SimpleNamespace
 
-from hvd_adaptive.run import worker as worker_module
-from hvd_adaptive.run.worker import Worker
+from hvd_adaptive.run import driver as driver_module
+from hvd_adaptive.run.driver import Worker
 
 SECONDS = 20.0
 
@@ -49,7 +49,7 @@ def test_a_worker_sleeps_when_there_is_nothing_to_do_and_ends_with_its_owner():
 
 
 def test_a_long_wait_is_told_again_and_again(monkeypatch):
-    monkeypatch.setattr("hvd_adaptive.run.worker.STALL", 0.02)
+    monkeypatch.setattr("hvd_adaptive.run.driver.STALL", 0.02)
     event, calls = threading.Event(), []
 
     def is_late():
@@ -77,10 +77,10 @@ def test_a_worker_starts_again_after_a_fork():
 
 def test_threads_end_before_the_interpreter(monkeypatch):
     """A thread of torch's that runs while the interpreter ends may crash."""
-    monkeypatch.setattr(worker_module, "_running", weakref.WeakSet())
+    monkeypatch.setattr(driver_module, "_running", weakref.WeakSet())
     work = Counting(1)
     worker = Worker(lambda: SimpleNamespace(drive=work))
     worker.wake()
     assert work.done.wait(SECONDS)
-    worker_module.stop_all()
+    driver_module.stop_all()
     assert not worker._thread.is_alive()

@@ -8,7 +8,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hvd_adaptive.layout import Member, build_layout, gather
+from hvd_adaptive.layout import Member, build_layout
+from hvd_adaptive.run.arrivals import gather
 
 
 def numbered(shape) -> torch.Tensor:
