@@ -15,7 +15,7 @@ import horovod.torch as hvd
 import torch
 import torch.nn.functional as F
 from compression import make_compression
-from flags import make_parser, say, start
+from flags import make_parser, parse, say, start
 from lenet import LeNet, read_images, split
 
 
@@ -41,7 +41,7 @@ def main(words: list[str] | None = None) -> dict[str, float]:
         help="at which the last rank's loss is infinite (3)",
     )
     parser.add_argument("--seed", type=int, default=42)
-    args = parser.parse_args(words)
+    args = parse(parser, words)
     device = start(args)
     torch.manual_seed(args.seed)
     train_set, test_set = split(*read_images())

@@ -18,7 +18,7 @@ import horovod.torch as hvd
 import torch
 import torch.nn.functional as F
 from compression import Traffic, make_compression
-from flags import make_parser, say, start
+from flags import make_parser, parse, say, start
 from torch import nn
 
 
@@ -46,7 +46,7 @@ def main(words: list[str] | None = None) -> dict[str, float]:
     parser.add_argument("--steps", type=int, default=300)
     parser.add_argument("--lr", type=float, default=0.002)
     parser.add_argument("--seed", type=int, default=42)
-    args = parser.parse_args(words)
+    args = parse(parser, words)
     device = start(args)
     train_text, test_text, characters = read_text()
 

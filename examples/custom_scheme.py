@@ -9,6 +9,7 @@ reports come with ``Scheme``.
 
 from __future__ import annotations
 
+import argparse
 import sys
 from collections.abc import Sequence
 from typing import Any
@@ -16,7 +17,7 @@ from typing import Any
 import horovod.torch as hvd
 import torch
 import torch.nn.functional as F
-from flags import make_parser, say, start
+from flags import make_parser, parse, say, start
 from lenet import LeNet, read_images, split
 
 from hvd_adaptive.custom import Scheme, Settings, in_buckets, uniforms
@@ -64,6 +65,12 @@ class Bytes(Scheme):
         out *= factor
 
 
+def make_bytes(args: argparse.Namespace, seed: int) -> Bytes:
+    """Construct it with the flags that were given."""
+    given = {name: getattr(args, name) for name in ("bucket_size", "error_feedback", "exchange")}
+    return Bytes(seed=seed, **{name: value for name, value in given.items() if value is not None})
+
+
 def main(words: list[str] | None = None) -> dict[str, float]:
     """Train; returns the accuracy and bits per coordinate."""
     parser = make_parser(__doc__)
@@ -71,11 +78,9 @@ def main(words: list[str] | None = None) -> dict[str, float]:
     parser.add_argument("--batch-size", type=int, default=32, help="of each rank (32)")
     parser.add_argument("--lr", type=float, default=0.02)
     parser.add_argument("--seed", type=int, default=42)
-    args = parser.parse_args(words)
+    args = parse(parser, words, make_bytes)
     device = start(args)
-    given = {name: getattr(args, name) for name in ("bucket_size", "error_feedback", "exchange")}
-    compression = Bytes(**{name: value for name, value in given.items() if value is not None})
-
+    compression = make_bytes(args, args.seed)
     torch.manual_seed(args.seed)
     train_set, test_set = split(*read_images())
     model = LeNet().to(device)

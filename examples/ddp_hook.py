@@ -58,7 +58,12 @@ def parse(words: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--lr", type=float, default=0.02)
     parser.add_argument("--seed", type=int, default=42)
     parser.add_argument("--no-cuda", action="store_true", help="train on the CPU, over gloo")
-    return parser.parse_args(words)
+    args = parser.parse_args(words)
+    try:
+        args.compressor = make_compressor(args)
+    except (TypeError, ValueError) as error:
+        parser.error(str(error))
+    return args
 
 
 def main(words: list[str] | None = None) -> int:
@@ -78,9 +83,9 @@ def main(words: list[str] | None = None) -> int:
         net, device_ids=[device] if cuda else None, bucket_cap_mb=args.bucket_cap_mb
     )
     state = None
-    if args.scheme != "none":
+    if args.compressor is not None:
         # The compressor: all that is new.
-        state = CompressionState(make_compressor(args), net.named_parameters())
+        state = CompressionState(args.compressor, net.named_parameters())
         model.register_comm_hook(state, compression_hook)
     optimizer = torch.optim.SGD(model.parameters(), args.lr, momentum=0.9)
 
@@ -119,7 +124,9 @@ def main(words: list[str] | None = None) -> int:
 
 
 def make_compressor(args: argparse.Namespace):
-    """From the flags that were given."""
+    """From the flags that were given; None for DDP's own allreduce."""
+    if args.scheme == "none":
+        return None
     given = {name: getattr(args, name) for name in ("bits", "exchange", "error_feedback")}
     if given["bits"] is not None and given["bits"].is_integer():
         given["bits"] = int(given["bits"])

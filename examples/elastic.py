@@ -22,12 +22,12 @@ import horovod.torch as hvd
 import torch
 import torch.nn.functional as F
 from compression import make_compression
-from flags import make_parser, say, start
+from flags import make_parser, parse, say, start
 from lenet import LeNet, read_images, split
 from torch.utils.data import DataLoader, TensorDataset
 
 
-def parse(words: list[str] | None) -> argparse.Namespace:
+def parse_words(words: list[str] | None) -> argparse.Namespace:
     """The command line."""
     parser = make_parser(__doc__)
     parser.add_argument("--epochs", type=int, default=4)
@@ -45,12 +45,12 @@ def parse(words: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--checkpoint", type=Path, help="where to save, and what to go on from")
     parser.add_argument("--stop-file", type=Path, help="once it is there, save and end")
     parser.add_argument("--json", type=Path, help="write the result here")
-    return parser.parse_args(words)
+    return parse(parser, words)
 
 
 def main(words: list[str] | None = None) -> dict[str, Any]:
     """Train until all epochs are done or the stop file is there; returns how far that was."""
-    args = parse(words)
+    args = parse_words(words)
     print("a worker has started, and waits for the others", flush=True)
     device = start(args)
     torch.manual_seed(args.seed)

@@ -5,10 +5,12 @@ from __future__ import annotations
 import argparse
 import logging
 import os
+from collections.abc import Callable
+from typing import Any
 
 import horovod.torch as hvd
 import torch
-from compression import OPTIONS, names
+from compression import OPTIONS, make_compression, names
 
 
 def make_parser(description: str | None, **defaults: object) -> argparse.ArgumentParser:
@@ -79,6 +81,20 @@ def number(text: str) -> int | float:
 def weight(text: str) -> float | str:
     """Of error feedback: a number, or "auto"."""
     return text if text == "auto" else float(text)
+
+
+def parse(
+    parser: argparse.ArgumentParser,
+    words: list[str] | None = None,
+    make: Callable[[argparse.Namespace, int], Any] = make_compression,
+) -> argparse.Namespace:
+    """Parse the command line; flags that ``make`` refuses are a usage error."""
+    args = parser.parse_args(words)
+    try:
+        make(args, args.seed)
+    except (TypeError, ValueError) as error:
+        parser.error(str(error))
+    return args
 
 
 def start(args: argparse.Namespace) -> torch.device:

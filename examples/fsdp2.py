@@ -47,6 +47,10 @@ def main() -> None:
     parser.add_argument("--bits", type=int, default=4, help="1 to 8; 0: no compression (4)")
     parser.add_argument("--steps", type=int, default=60)
     args = parser.parse_args()
+    try:
+        compressor = EDEN(bits=args.bits) if args.bits else None
+    except ValueError as error:
+        parser.error(str(error))
     dist.init_process_group("gloo")
     text = torch.tensor(list(inspect.getsource(nn.functional).encode()))
 
@@ -55,8 +59,8 @@ def main() -> None:
     for block in model.blocks:
         fully_shard(block)
     fully_shard(model)
-    if args.bits:
-        compressed = compress_reduce_scatter(model, EDEN(bits=args.bits))
+    if compressor is not None:
+        compressed = compress_reduce_scatter(model, compressor)
     optimizer = torch.optim.Adam(model.parameters(), lr=1e-3)
     draw = torch.Generator().manual_seed(dist.get_rank())
     for step in range(args.steps):
@@ -68,7 +72,7 @@ def main() -> None:
         optimizer.step()
         if dist.get_rank() == 0 and (step % 20 == 0 or step == args.steps - 1):
             print(f"step {step}: loss {loss.item():.3f}", flush=True)
-    if dist.get_rank() == 0 and args.bits:
+    if dist.get_rank() == 0 and compressor is not None:
         report = compressed.report()
         print(f"{report['wire_bytes']:,} bytes sent by a process for a step's gradients")
     dist.destroy_process_group()

@@ -17,8 +17,8 @@ from lenet import LeNet, read_images, split
 from hvd_adaptive import ALQ, LocalSGD
 
 
-def parse(words: list[str] | None) -> argparse.Namespace:
-    """The command line."""
+def make_parser() -> argparse.ArgumentParser:
+    """Flags."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -29,27 +29,31 @@ def parse(words: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--fragments", type=int, default=1, help="averaged in turn (1)")
     parser.add_argument("--delay", type=int, default=0, help="steps of a round in flight (0)")
     parser.add_argument("--steps", type=int, default=150)
-    return parser.parse_args(words)
+    return parser
 
 
 def main(words: list[str] | None = None) -> None:
     """Train and test."""
-    args = parse(words)
+    parser = make_parser()
+    args = parser.parse_args(words)
     dist.init_process_group("gloo")
     rank = dist.get_rank()
     torch.manual_seed(42)  # so that all ranks begin with the same parameters
     train_set, test_set = split(*read_images())
     net = LeNet()
-    optimizer = LocalSGD(
-        torch.optim.SGD(net.parameters(), lr=0.02, momentum=0.9),
-        every=args.every,
-        compression=ALQ(bits=args.bits),
-        momentum=args.momentum,
-        lr=args.lr,
-        fragments=args.fragments,
-        delay=args.delay,
-        named_parameters=net.named_parameters(),
-    )
+    try:
+        optimizer = LocalSGD(
+            torch.optim.SGD(net.parameters(), lr=0.02, momentum=0.9),
+            every=args.every,
+            compression=ALQ(bits=args.bits),
+            momentum=args.momentum,
+            lr=args.lr,
+            fragments=args.fragments,
+            delay=args.delay,
+            named_parameters=net.named_parameters(),
+        )
+    except ValueError as error:  # a flag's value is not allowed
+        parser.error(str(error))
     draw = torch.Generator().manual_seed(rank)
     for _ in range(args.steps):
         chosen = torch.randint(len(train_set), (32,), generator=draw)

@@ -111,11 +111,7 @@ def main() -> int | str:
         compression = parser.parse_args().compression
         parser.set_defaults(**own_defaults(DEMO_DEFAULTS, compression))
         return compare(parser.parse_args())
-    try:
-        make_compression(args, args.seed)
-    except (TypeError, ValueError) as error:
-        parser.error(f"--compression {args.compression}: {error}")
-
+    args = flags.parse(parser)
     device = flags.start(args)
     # Horovod: one rank reads the images, the others get them from it.
     images, digits = torch.empty(5000, 784, dtype=torch.uint8), torch.empty(5000, dtype=torch.int64)

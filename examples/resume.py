@@ -20,7 +20,7 @@ import horovod.torch as hvd
 import torch
 import torch.nn.functional as F
 from compression import make_compression
-from flags import make_parser, say, start
+from flags import make_parser, parse, say, start
 from lenet import LeNet, read_images, split
 
 
@@ -40,7 +40,7 @@ def main(words: list[str] | None = None) -> dict[str, Any]:
     parser.add_argument("--batch-size", type=int, default=32, help="of each rank (32)")
     parser.add_argument("--lr", type=float, default=0.02)
     parser.add_argument("--seed", type=int, default=42)
-    args = parser.parse_args(words)
+    args = parse(parser, words)
     device = start(args)
     caught: list[int] = []
     for number in (signal.SIGUSR1, signal.SIGTERM):

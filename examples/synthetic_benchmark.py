@@ -17,7 +17,7 @@ import horovod.torch as hvd
 import torch
 import torch.nn.functional as F
 from compression import make_compression
-from flags import make_parser, say, start
+from flags import make_parser, parse, say, start
 from resnet import MODELS
 
 
@@ -31,7 +31,7 @@ def main(words: list[str] | None = None) -> dict[str, float]:
     parser.add_argument("--num-batches-per-iter", type=int, default=2, help="of a time (2)")
     parser.add_argument("--num-iters", type=int, default=3, help="times taken (3)")
     parser.add_argument("--seed", type=int, default=42)
-    args = parser.parse_args(words)
+    args = parse(parser, words)
     device = start(args)
     torch.manual_seed(args.seed)
     model = MODELS[args.model]().to(device)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import sys
 import time
@@ -127,6 +128,31 @@ def test_refuses_bad_flags(flags, message, monkeypatch, capsys) -> None:
     with pytest.raises(SystemExit) as ended:
         sys.exit(mnist.main())
     assert ended.value.code and message in "".join(capsys.readouterr())
+
+
+@pytest.mark.parametrize(
+    ("example", "flag", "value"),
+    [
+        ("amp_clipping", "bits", 99),
+        ("char_lstm", "bits", 99),
+        ("custom_scheme", "bucket_size", 0),
+        ("ddp_hook", "bits", 99),
+        ("elastic", "bits", 99),
+        ("fsdp2", "bits", 99),
+        ("resume", "error_feedback", 2.0),
+        ("synthetic_benchmark", "bits", 99),
+    ],
+)
+def test_bad_values_are_usage_errors(example, flag, value, monkeypatch, capsys) -> None:
+    """Before ranks start, with the scheme's message."""
+    for start in ("horovod.torch.init", "torch.distributed.init_process_group"):
+        monkeypatch.setattr(start, lambda *args: pytest.fail("ranks have started"))
+    words = [f"{example}.py", f"--{flag.replace('_', '-')}", str(value)]
+    monkeypatch.setattr(sys, "argv", words)
+    with pytest.raises(SystemExit) as ended:
+        importlib.import_module(example).main()
+    assert ended.value.code == 2
+    assert f"error: {flag}={value}" in capsys.readouterr().err
 
 
 def test_demo_defaults_are_those_that_the_scheme_has() -> None:
