@@ -27,7 +27,7 @@ def register(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> N
     parser = add_command(commands, "report", run, HELP, DESCRIPTION, EXIT_CODES)
     add = parser.add_argument
     add("run_dir", type=Path, metavar="RUN_DIR", help="the monitor's folder, or one .jsonl file")
-    add("--output", type=Path, metavar="FILE", help="default: report.html in RUN_DIR")
+    add("--output", metavar="FILE", help="- is standard output (default: report.html in RUN_DIR)")
     add("--title", help="of the page (default: the end of the folder's path)")
     add("--json", action="store_true", help="print the figures as JSON instead of making a page")
 
@@ -52,7 +52,11 @@ def run(arguments: argparse.Namespace) -> int:
         title = arguments.title or "/".join(folder.resolve().parts[-2:]).lstrip("/")
         from hvd_adaptive.tools.report.page import page
 
-        output.write_text(page(logs, title), encoding="utf-8", errors="replace")
+        text = page(logs, title)
+        if output == "-":
+            print(text)
+        else:
+            Path(output).write_text(text, encoding="utf-8", errors="replace")
     except LogError as error:
         print_failure(error)
         return PROBLEM
@@ -65,5 +69,6 @@ def run(arguments: argparse.Namespace) -> int:
         for warning in log.warnings:
             console.print(f"warning: {warning['text']}", style="yellow", markup=False)
     console.print(f"{sum(len(log.steps) for log in logs)} records read", markup=False)
-    print(output)
+    if output != "-":
+        print(output)
     return OK

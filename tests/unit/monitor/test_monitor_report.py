@@ -153,6 +153,13 @@ def test_a_page_that_cannot_be_written(folder, tmp_path, capsys):
     assert capsys.readouterr().err.replace("\n", "") == f"error: {folder}: Is a directory"
 
 
+def test_a_page_on_standard_output(folder, page, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    assert main(["report", str(folder), "--title", "a <run>", "--output", "-"]) == 0
+    assert capsys.readouterr().out == page + "\n"
+    assert not Path("-").exists() and not (folder / "report.html").exists()
+
+
 def test_the_lowest_rank_of_each_compressor_is_read(tmp_path):
     for rank in (3, 1):
         write(
