@@ -90,7 +90,7 @@ class Monitor:
         warn_slow: bool = True,
         compare: bool = False,
     ) -> None:
-        self._folder = None if folder is None else Path(folder)
+        self._folder = _checked_folder(folder)
         self._every = check_integer("every", every, 1)
         self._log = check_flag("log", log)
         writer = "a torch.utils.tensorboard.SummaryWriter"
@@ -254,6 +254,16 @@ class _Source:
     # The ranks that stock exchanges were measured with, and their seconds by name.
     stock: tuple[Any, dict[str, float] | None] = None, None
     means: Means | None = None
+
+
+def _checked_folder(folder: Any) -> Path | None:
+    """Return a path, or None for None; raise ValueError otherwise."""
+    if folder is None:
+        return None
+    path = folder.__fspath__() if isinstance(folder, os.PathLike) else folder
+    if not isinstance(path, str) or not path or "\0" in path:
+        raise ValueError(f"folder={folder!r}: must be a path that is not empty, or None")
+    return Path(path)
 
 
 def _checked_sinks(sinks: Any) -> list[Any]:

@@ -40,8 +40,8 @@ class SparseSGD(GradientCompressor):
     describes the body.
 
     Args:
-        density: Expected share of kept coordinates, above 0 and at most 1. Fewer are kept if fewer
-            are nonzero.
+        density: Expected share of kept coordinates, at most 1. Fewer are kept if fewer are nonzero.
+            It must be above 2**-25 / ``bucket_size``; otherwise every probability is rounded to 0.
         **shared: See ``hvd_adaptive.settings.Settings``.
 
     Examples:
@@ -53,9 +53,12 @@ class SparseSGD(GradientCompressor):
     """
 
     def __init__(self, *, density: float, **shared: Unpack[Shared]) -> None:
-        if not is_real(density) or not 0 < density <= 1:
-            raise ValueError(f"density={density!r}: must be a number above 0 and at most 1")
-        super().__init__(_Codec(Settings.from_keywords(SparseSGD, shared), float(density)))
+        settings = Settings.from_keywords(SparseSGD, shared)
+        least = 2**-25 / settings.bucket_size
+        if not is_real(density) or not least < density <= 1:
+            allowed = f"above 2**-25 / bucket_size = {least:.3g} and at most 1"
+            raise ValueError(f"density={density!r}: must be a number {allowed}")
+        super().__init__(_Codec(settings, float(density)))
 
 
 class _Codec(Codec):

@@ -257,6 +257,10 @@ def test_a_pickled_monitor_has_neither_files_nor_sinks(tmp_path):
 @pytest.mark.parametrize(
     ("keywords", "message"),
     [
+        *(
+            ({"folder": folder}, f"folder={folder!r}: must be a path that is not empty, or None")
+            for folder in ("", 3, True, b"runs", "a\0b", ["runs"])
+        ),
         ({"every": 0}, "every=0: must be an integer >= 1"),
         ({"ranks": "some"}, "ranks='some': must be a collection of ranks, or 'all'"),
         ({"ranks": (-1,)}, "ranks: rank=-1"),

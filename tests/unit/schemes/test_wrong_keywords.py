@@ -81,8 +81,8 @@ WRONG = [
     (
         SparseSGD,
         "density",
-        (0, -0.1, 1.01, NAN, INF, True, "0.1", None),
-        "must be a number above 0 and at most 1",
+        (0, -0.1, 1.01, NAN, INF, True, "0.1", None, 1e-320, 2**-25 / 8192),
+        "must be a number above 2..-25 / bucket_size = 3.64e-12 and at most 1",
     ),
     (ECDQ, "bits", (0.4, 11, -1, True, "2", NAN), "0.5 to 10"),
     (ECDQ, "relative_variance", (0, 21, "x"), "2e-06 to 20"),
