@@ -18,8 +18,13 @@ if TYPE_CHECKING:
 
 
 class Connection(ABC):
-    """One compressor at work for one optimizer or model."""
+    """One compressor at work for one optimizer or model.
 
+    Attributes:
+        serves: For errors, the kind of what the compressor serves, and what that is.
+    """
+
+    serves: ClassVar[tuple[str, str]] = "optimizer", "an optimizer of Horovod"
     compressor: Any
     _binding: Any  # a RankContext; None until the ranks are known
     _driver: Any = None  # a Driver, if it takes gradients through the steps
@@ -66,8 +71,6 @@ class Connection(ABC):
 class ApartFromHorovod(Connection):
     """Base of connections whose gradients do not come from Horovod's optimizer."""
 
-    serves: ClassVar[tuple[str, str]]
-
     def compress(self, tensor: torch.Tensor) -> Any:
         """Refuse a gradient of Horovod's."""
         kind, own = self.serves
@@ -87,8 +90,13 @@ class ApartFromHorovod(Connection):
         if self.compressor._training.connection is None:
             self.compressor._training.connection = self
             self.rebind()  # settings may have changed meanwhile
-        if self.compressor._training.connection is not self:
-            raise RuntimeError("one compressor serves one model, but this one serves another")
+        other = self.compressor._training.connection
+        if other is not self:
+            kind, own = self.serves
+            raise RuntimeError(
+                f"one compressor serves one optimizer or {kind} at a time, and that of {own} "
+                f"serves {other.serves[1]} now: construct another (or close() it)"
+            )
 
 
 def describe(compressor: Any) -> str:

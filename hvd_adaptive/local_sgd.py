@@ -128,6 +128,7 @@ class LocalSGD(WrappedOptimizer):
         self._settings = zlib.crc32(repr(settings).encode())
         self._ranks = process_group, process_set, f"hvd_adaptive.local{next(_numbers)}"
         self._pending: Pending | None = None
+        self._exchange: RoundExchange | None = None
         self.connect()
         elastic.register_handler(LocalSGD, elastic.LocalStateHandler)
 
@@ -196,17 +197,20 @@ class LocalSGD(WrappedOptimizer):
         """Find the ranks, which elastic Horovod may have changed; they compare their models next.
 
         ``hvd.elastic.TorchState`` calls this.
+
+        Raises:
+            RuntimeError: The compressor serves something else.
         """
         self._wait()
+        if self._exchange is not None:
+            self._exchange.close()
+        world = find_world(*self._ranks)
+        exchange = None
+        if world is not None and world.size > 1:
+            exchange = RoundExchange(world, self.compressor, self._wait)
+        self._exchange, self._compared = exchange, False
         if self._pending is not None and self._pending.has_failed:
             self._pending, self._has_moved = None, [True] * self.fragments
-        self._compared = False
-        self._exchange: RoundExchange | None = None
-        if self.compressor is not None:
-            self.compressor.close()
-        world = find_world(*self._ranks)
-        if world is not None and world.size > 1:
-            self._exchange = RoundExchange(world, self.compressor, self._wait)
 
     def _wait(self) -> None:
         """Wait until no round is in progress; its outcome is applied later."""

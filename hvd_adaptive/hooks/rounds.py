@@ -53,12 +53,18 @@ class RoundExchange:
         self._session: RoundSession | None = None
         if compressor is not None:
             self._session = RoundSession(compressor, world, self._label, wait)
-            compressor._training.connection = self._session
+            self._session.reconnect()
 
     def reconnect(self) -> None:
         """Connect the compressor again if it was closed; see ``ApartFromHorovod``."""
         if self._session is not None:
             self._session.reconnect()
+
+    def close(self) -> None:
+        """Close the compressor, unless it serves something else now."""
+        session = self._session
+        if session is not None and session.compressor._training.connection is session:
+            session.compressor.close()
 
     def lay_out(self, fragments: Fragments) -> None:
         """Prepare for averages of the parameters that were ``averaged`` last."""

@@ -114,8 +114,14 @@ def test_one_compressor_serves_one_caller():
         average([torch.ones(3)], third)
     third.close()
     average([torch.ones(3)], third)
-    with pytest.raises(RuntimeError, match="this one serves another"):
-        local.step()
+    for use in (local.step, local.connect):
+        with pytest.raises(RuntimeError, match="of a model of LocalSGD serves average"):
+            use()
+    average([torch.ones(3)], third)
+    third.close()
+    local.connect()
+    local.average()
+    assert third.report()["coordinates"] == 12
 
 
 @pytest.mark.parametrize("door", ["ddp", "local"])
