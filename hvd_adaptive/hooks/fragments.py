@@ -36,10 +36,10 @@ class Fragments:
         self._numbers: dict[Parameter, int] = {}
         self._next = 0  # number of the next parameter
         sizes = [p.numel() * p.requires_grad for p in parameters]
-        if number > max(1, sum(map(bool, sizes))):
+        if number > (most := max(1, sum(map(bool, sizes)))):
             raise ValueError(
                 f"fragments={number}: must be at most the number of parameters that require a "
-                f"gradient, {sum(map(bool, sizes))}"
+                f"gradient, {most}: construct LocalSGD before layers are frozen, or give fewer"
             )
         for parameter, fragment in zip(parameters, _divide(sizes, number), strict=True):
             self._place(parameter, self._next, fragment)

@@ -88,7 +88,7 @@ def test_states_of_others_are_refused():
         ({"compression": ALQ}, "compression=ALQ"),
         ({"process_set": 1, "process_group": 2}, "give one of them"),
         ({"fragments": 3}, "fragments=3: must be an integer from 1 to 2"),
-        ({"every": 9, "fragments": 7}, "fragments=7: must be at most the number of parameters"),
+        ({"every": 9, "fragments": 7}, "fragments=7: must be at most .* before layers are frozen"),
         ({"every": 5, "fragments": 2, "delay": 3}, "delay=3: must be an integer from 0 to 2"),
         ({"delay": 1, "mixing": 1.0}, "mixing=1.0"),
         ({"mixing": 0.5}, "mixing=0.5: needs a delay"),
