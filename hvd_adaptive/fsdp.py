@@ -283,13 +283,19 @@ def _session(compressor: Any, modules: list[tuple[str, Any]], shards: bool) -> S
 
 
 def _group_of_shards(model: nn.Module) -> dist.ProcessGroup | None:
-    """Return the ranks among which a model is sharded; None, the default group, if unknown."""
+    """Return the ranks among which a model is sharded; None, the default group, if unknown.
+
+    Nothing is reduced of parameters that each rank has for itself.
+    """
+    group = None
     for parameter in model.parameters():
         mesh: Any = getattr(parameter, "device_mesh", None)
         for dim, placement in enumerate(getattr(parameter, "placements", ())):
             if placement.is_shard() or hasattr(placement, "split_factor"):
-                return mesh.get_group(dim)
-    return None
+                group = mesh.get_group(dim)
+                if dist.get_world_size(group) > 1:
+                    return group
+    return group
 
 
 def _padding(parameter: Any, everywhere: bool) -> float:

@@ -15,7 +15,8 @@ SECONDS = 900
 ALL = sorted(map(str, FOLDER.glob("check_*.py")))
 APART = [str(FOLDER / f"check_{name}.py") for name in ("average", "fsdp", "fsdp_training")]
 # Where ranks own different shards, replicas exist, or ranks add in another order.
-WITH_FOUR = "replicas or codecs or warm_up or corrupt or operations or simulates"
+WITH_FOUR = "replicas or codecs or warm_up or corrupt or operations or simulates or another_mesh"
+WITH_FOUR += " or different_groups"
 
 
 # TORCH_DISTRIBUTED_DEBUG=DETAIL compares the ranks' collectives: they are alike.

@@ -11,6 +11,7 @@ from ddp_oracles import assert_same_everywhere, gathered
 from fsdp_nets import FINE, RANK, assert_close, backward, exact, make, sharded, stepped, whole
 from scheme_cases import scheme
 from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 
 from hvd_adaptive import ALQ, QSGD
@@ -200,3 +201,27 @@ def test_bits_by_module():
     assert 1e-4 < error / wanted["second.weight"].norm() < 0.1
     groups = compressor._training.connection.layout.groups
     assert [group.part for group in groups][1:3] == ["", "bits=8"]
+
+
+def test_modules_of_different_groups():
+    """Refused on all ranks in the first backward pass; a compressor for each group is right."""
+    if RANKS != 4:
+        return
+    mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("nodes", "shards"))
+
+    def made() -> nn.Module:
+        model = nn.Sequential(nn.Linear(40, 40), nn.Linear(40, 40))
+        fully_shard(model[0], mesh=mesh["shards"])
+        fully_shard(model[1])
+        return model
+
+    model = made()
+    compress_reduce_scatter(model, QSGD(**FINE))
+    with pytest.raises(ValueError, match="sharded over different groups of ranks"):
+        model(torch.ones(2, 40)).sum().backward()
+    model = made()
+    both = [compress_reduce_scatter(layer, QSGD(**FINE)) for layer in model]
+    model(torch.ones(2, 40)).sum().backward()
+    both[0].finish()
+    both[1].finish()
+    assert both[0].compressor.step == both[1].compressor.step == 1

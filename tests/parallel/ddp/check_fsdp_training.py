@@ -79,14 +79,19 @@ def test_a_run_resumes(way, tmp_path_factory):
     assert all(map(torch.equal, finished(model, optimizer), expected))
 
 
-def test_another_mesh_loads_the_first_state():
-    """Each replica has tables of its own, which ranks that now exchange must not mix."""
+@pytest.mark.parametrize("alone", [False, True])
+def test_another_mesh_loads_the_first_state(alone):
+    """Each replica has tables of its own, which ranks that now exchange must not mix, also if the
+    first module is not sharded."""
     if RANKS != 4:
         return
+    each = init_device_mesh("cpu", (4, 1), mesh_dim_names=("ranks", "self"))["self"]
 
     def made(*shape: int):
         mesh = init_device_mesh("cpu", shape, mesh_dim_names=("nodes", "shards"))
         model = sharded(make(), mesh=mesh)
+        if alone:
+            model = nn.Sequential(fully_shard(nn.Linear(40, 40), mesh=each), model)
         compressor = ALQ(bits=3, bucket_size=256, update_steps=[0, 3])
         return model, compress_reduce_scatter(model, compressor)
 
