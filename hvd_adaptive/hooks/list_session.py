@@ -239,7 +239,6 @@ class ListSession(TensorSession):
         group, process_set = (None, self.group) if is_set else (self.group, None)
         if self.group is None:
             process_set = self.compressor.settings.process_set
-        self._binding = None
         world: Any = find_world(group, process_set, self._label)
         if world.size > 1:
             compare_settings(world, self.compressor)
