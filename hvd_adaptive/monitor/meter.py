@@ -117,8 +117,9 @@ class StepMeter:
         self, decoded: torch.Tensor, bucket_size: int, group: int, without_zeros: bool = False
     ) -> None:
         """Note, on its device, which buckets of a group's quantised coordinates are finite after
-        averaging. If one coordinate of a bucket is not finite, none is: the first is checked. All
-        are checked if buckets are cut ``without_zeros`` (coding/zeros.py).
+        averaging. A NaN or Inf of any rank makes the whole bucket NaN: the first coordinate is
+        checked. All are checked if buckets are cut ``without_zeros`` (coding/zeros.py). A sum over
+        ranks that overflows in another coordinate is not noticed, which would cost a pass.
         """
         if not decoded.numel():
             return
