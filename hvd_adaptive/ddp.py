@@ -110,6 +110,7 @@ class CompressionState:
 
     @process_group.setter
     def process_group(self, group: dist.ProcessGroup | None) -> None:
+        self.session.reconnect()  # the compressor serves nothing else
         self.session.was_used = True  # another session continues
         self._set_up(self.compressor, self.session.names, group)
 

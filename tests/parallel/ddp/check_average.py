@@ -97,9 +97,13 @@ def test_ranks_are_found_again(tmp_path):
 def test_one_compressor_serves_one_caller():
     model = torch.nn.Linear(3, 3)
     compressor = QSGD(bits=4)
-    CompressionState(compressor, model.named_parameters())
+    state = CompressionState(compressor, model.named_parameters())
     with pytest.raises(ValueError, match="already serves an optimizer or a model"):
         average([torch.ones(3)], compressor)
+    compressor.close()
+    average([torch.ones(3)], compressor)
+    with pytest.raises(RuntimeError, match="serves average"):
+        state.process_group = None
     other = QSGD(bits=4)
     average([torch.ones(3)], other)
     with pytest.raises(ValueError, match="already serves"):
