@@ -15,8 +15,6 @@ from states import through_disk
 from torch import nn
 
 from hvd_adaptive import ALQ, QSGD, RankMismatchError, average, instances
-from hvd_adaptive.run import driver
-from hvd_adaptive.run.driver import FIND_IT
 from hvd_adaptive.simulate import Ranks
 
 module = sys.modules["hvd_adaptive.hooks.average"]
@@ -327,22 +325,6 @@ def test_dtypes(rank, ranks):
     for result, wanted, dtype in zip(averages, exact(ranks, 0), dtypes, strict=True):
         assert result.dtype == dtype
         assert (result.double() - wanted).norm() <= 0.03 * wanted.norm()
-
-
-def test_average_says_how_to_find_the_rank_that_is_missing(rank, ranks, monkeypatch, caplog):
-    """A rank that waits logs its own number, and what the silence of another one means."""
-    compressor = QSGD(bits=4)
-    average([torch.ones(3000)], compressor)
-    monkeypatch.setattr(driver, "STALL", 0.3)
-    if rank == ranks - 1:
-        time.sleep(1.0)
-    average([torch.ones(3000)], compressor)
-    told = [message for message in caplog.messages if "still waits" in message]
-    if rank == ranks - 1:
-        assert not told
-    else:
-        text = f"rank {rank} still waits for other ranks to call average()\n{FIND_IT}"
-        assert set(told) == {text} and len(told) >= 2  # repeated
 
 
 def test_average_with_a_new_compressor_each_time(rank, monkeypatch, caplog):

@@ -25,7 +25,6 @@ from streaming_simulation import (
 from torch import nn
 
 from hvd_adaptive import ALQ, QSGD, LocalSGD, RankMismatchError, instances
-from hvd_adaptive.run import driver
 
 # every, fragments, delay, mixing: and the steps of a period after which rounds begin.
 CASES: dict[str, tuple[dict[str, Any], tuple[int, ...]]] = {
@@ -306,20 +305,6 @@ def test_ranks_in_different_rounds_are_told(rank):
         optimizer.load_state_dict(state)
     with pytest.raises(RankMismatchError, match="different numbers of rounds"):
         train(rank, [1], net, optimizer)
-
-
-def test_ranks_that_wait_for_a_round_say_so(rank, ranks, monkeypatch, caplog):
-    """Each with its number; the one that is late is silent."""
-    optimizer = LocalSGD(make_optimizer(net := make_net()), every=1)
-    train(rank, [0], net, optimizer)  # ranks are together now
-    monkeypatch.setattr(driver, "STALL", 0.3)
-    late = rank == ranks - 1
-    if late:
-        time.sleep(1.5)
-    train(rank, [1], net, optimizer)
-    told = [message for message in caplog.messages if "still waits" in message]
-    assert len(told) == 0 if late else len(told) >= 2
-    assert all(f"LocalSGD: rank {rank} still waits" in m and "round 1" in m for m in told)
 
 
 @pytest.mark.parametrize("outer", OUTER)

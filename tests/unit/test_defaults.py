@@ -1,7 +1,4 @@
-"""torch's defaults of dtype and device change no bit, and nothing fails under them.
-
-tests/parallel/ranks/check_modes.py trains under them.
-"""
+"""torch's defaults of dtype and device change no bit, and nothing fails under them."""
 
 from __future__ import annotations
 

@@ -26,6 +26,10 @@ from hvd_adaptive import ECDQ, QSGD, Hierarchical, ScatterReduce, simulate
 from hvd_adaptive.coding.payload import read_header
 
 every_scheme = pytest.mark.parametrize("scheme", SCHEMES)
+KINDS = NOT_FINITE | ZEROS | DENORMAL | HUGE | FINITE
+EXCHANGES = {"allgather": "allgather", "scatter_reduce": "scatter_reduce"}
+EXCHANGES["nodes of one"] = Hierarchical(ranks_per_node=1)
+LOSSY_TWICE = ["alq-3", "qsgd-3", "bingrad", "ecdq-3", "qsgd-3-linf"]
 # Sums inside the inverse rotation of the others may exceed float32.
 NOT_ROTATED = [label for label in SCHEMES if not label.startswith(("eden", "drive"))]
 
@@ -90,6 +94,39 @@ def test_one_short_bucket_of_one_coordinate(scheme):
         assert result.isfinite().all() and result.abs().item() <= 4 * abs(value), value
     for value in (float("nan"), float("inf")):
         assert compressor.decode(compressor.encode(torch.tensor([value]), seed=1)).isnan().all()
+
+
+@pytest.mark.parametrize(
+    ("scheme", "exchange"),
+    [
+        *((scheme, "allgather") for scheme in SCHEMES),
+        *((scheme, name) for scheme in LOSSY_TWICE for name in list(EXCHANGES)[1:]),
+    ],
+)
+def test_every_kind_on_one_rank_and_on_all(scheme, exchange):
+    """Two buckets of each kind: in the first only the second rank of two has it."""
+    everyone = []
+    for has in (False, True):
+        pairs = [(kind if has else normal(), kind) for kind in KINDS.values()]
+        everyone.append([torch.cat([bucket for pair in pairs for bucket in pair])])
+    parameter = torch.nn.Parameter(torch.zeros_like(everyone[0][0]))
+    ranks = simulate.Ranks([("w", parameter)], make(scheme, exchange=EXCHANGES[exchange]), 2)
+    (result,) = take_step(ranks, 0, [parameter], everyone)
+    for name, (one, every) in zip(KINDS, result.view(-1, 2, BUCKET), strict=True):
+        if name in HUGE and (scheme not in NOT_ROTATED or exchange != "allgather"):
+            continue  # sums inside the inverse rotation, or of ranks, may exceed float32
+        if name in NOT_FINITE or (name in HUGE and scheme not in WIDE):
+            assert one.isnan().all() and every.isnan().all(), name
+        elif name == "largest":  # the sum over ranks is beyond float32
+            assert one.isfinite().all() and every.isinf().all(), name
+        elif name == "constant_1e38":
+            assert one.isfinite().all() and not every.isnan().any(), name
+        else:
+            assert one.isfinite().all() and every.isfinite().all(), name
+        if name in ZEROS:
+            assert one.any() and not every.any(), name
+        if name in DENORMAL:
+            assert every.abs().max() < 1e-38, name
 
 
 COORDINATES = 3 * BUCKET + 100

@@ -14,7 +14,6 @@ from ddp_oracles import (
     own_gradients,
     wrap,
 )
-from exact_averages import check, test_compressed, test_warm_up  # noqa: F401
 from scheme_cases import scheme
 from simulated_steps import take_step
 from torch import nn

@@ -24,11 +24,12 @@ from torch import nn
 from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import fp16_compress_wrapper
 from torch.nn.parallel import DistributedDataParallel
 
-from hvd_adaptive import ALQ, QSGD, RankMismatchError, Tuning
+from hvd_adaptive import ALQ, QSGD, Auto, Hierarchical, RankMismatchError, Tuning
 from hvd_adaptive.ddp import compression_hook
 
 RANK, RANKS = dist.get_rank(), dist.get_world_size()
 
+NODES = Hierarchical(ranks_per_node=1, second_stage_bits=8)
 UNUSED, STATIC = {"find_unused_parameters": True}, {"static_graph": True}
 # A model, options of DDP, the compressor's, and whether groups leave early (None: either).
 MODELS = {
@@ -46,6 +47,9 @@ MODELS = {
     "static": (lambda: Checkpointed(reentrant=False), STATIC, {}, None),
     "static, reentrant": (lambda: Checkpointed(reentrant=True), STATIC, {}, None),
     "shared, reentrant": (Shared, STATIC, {}, True),
+    "nodes": (deep_net, {}, {"exchange": NODES}, True),
+    "measured": (deep_net, {}, {"exchange": Auto(second_stage_bits=8)}, None),
+    "warm-up": (deep_net, {}, {"warmup_steps": STEPS}, True),
 }
 
 
@@ -55,8 +59,8 @@ def test_averages_of_any_model(model, sent):
     if not options.keys() <= inspect.signature(DistributedDataParallel).parameters.keys():
         pytest.skip(f"DistributedDataParallel has no {options} in this version of torch")
     net = make()
-    ddp, state = wrapped(net, **keywords, **options)
-    assert_trains(ddp, net, STEPS, TOLERANCE)
+    ddp, state = wrapped(net, keywords=keywords, **options)
+    assert_trains(ddp, net, STEPS, 1e-6 if "warmup_steps" in keywords else TOLERANCE)
     assert state.compressor.step == STEPS
     assert leaves_early in (None, bool(sent))
     if model == "shared, reentrant":  # its gradient is accumulated in two passes

@@ -7,7 +7,6 @@ import gc
 import io
 import logging
 import pickle
-import time
 
 import pytest
 import torch
@@ -35,8 +34,6 @@ from torch.nn.parallel import DistributedDataParallel
 
 from hvd_adaptive import QSGD, RankMismatchError
 from hvd_adaptive.ddp import CompressionState, compression_hook
-from hvd_adaptive.run import driver
-from hvd_adaptive.run.driver import FIND_IT
 
 RANK, RANKS = dist.get_rank(), dist.get_world_size()
 
@@ -151,24 +148,6 @@ def test_a_hook_that_nobody_registers(seen, caplog):
         del state, model
         gc.collect()
     assert len(warned(caplog, UNUSED)) == int(RANK == 0 and seen != "called")
-
-
-@pytest.mark.skipif(RANKS < 2, reason="one rank waits for nobody")
-def test_ranks_that_wait_say_how_to_find_the_one_that_is_missing(monkeypatch, caplog):
-    """Each with its number; the missing one is silent."""
-    model, _ = wrap(make_net(), QSGD(bits=4))
-    for step in range(2):
-        backward(model, step)
-    monkeypatch.setattr(driver, "STALL", 0.5)
-    late = RANK == RANKS - 1
-    if late:
-        time.sleep(2.0)
-    backward(model, 2)
-    messages = warned(caplog, "still waits")
-    assert bool(messages) != late
-    for message in messages:
-        assert message.startswith(f"rank {RANK} still waits for other ranks: step 2, attempt 0: ")
-        assert message.endswith(f"\n{FIND_IT}")
 
 
 def test_fsdp1():

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import gc
+import time
 import weakref
 
 import pytest
@@ -23,6 +24,8 @@ from torch import nn
 
 from hvd_adaptive import ALQ, QSGD, LocalSGD, RankMismatchError, Tuning, average
 from hvd_adaptive.ddp import compression_hook
+from hvd_adaptive.run import driver
+from hvd_adaptive.run.driver import FIND_IT
 from hvd_adaptive.run.ordered import WINDOW
 from hvd_adaptive.transport.torch_world import TorchWorld
 
@@ -151,6 +154,28 @@ def test_one_rank_alone_changes_a_setting(door, worker):
             if step == 2 and RANK == RANKS - 1:
                 compressor.set(bits=4)
     assert compressor.step == 2
+
+
+# How each door's words begin and end.
+WAITS = {
+    "ddp": ("rank {} still waits for other ranks: step 2, attempt 0: ", f"\n{FIND_IT}"),
+    "average": ("rank {} still waits for other ranks to call average()", f"\n{FIND_IT}"),
+    "local": ("LocalSGD: rank {} still waits for other ranks to end round 2: ", "line is late"),
+}
+
+
+@pytest.mark.skipif(RANKS < 2, reason="one rank waits for nobody")
+@pytest.mark.parametrize("door", WAITS)
+def test_ranks_that_wait_say_so(door, monkeypatch, caplog):
+    """Again and again, and how to find the one that is missing, which is silent."""
+    late = RANK == RANKS - 1
+    for step in steps_of(door, QSGD(bits=4), dist.new_group()):
+        monkeypatch.setattr(driver, "STALL", 0.3 if step == 2 else 60.0)
+        time.sleep(1.0 if late and step == 2 else 0.0)
+    told = [message for message in caplog.messages if "still waits" in message]
+    assert not told if late else len(told) >= 2
+    begin, end = WAITS[door]
+    assert all(m.startswith(begin.format(RANK)) and m.endswith(end) for m in told)
 
 
 def test_a_state_of_two_models():

@@ -14,9 +14,12 @@ STEPS, TOLERANCE = 6, 0.05
 SMALL = {"bucket_size": 128, "fusion_bytes": 16384}
 
 
-def wrapped(net: nn.Module, compressor=None, error_feedback=None, **options):
-    """A DDP model with buckets of several groups of several layers; the state, too."""
-    compressor = compressor or QSGD(**FINE | SMALL, error_feedback=error_feedback)
+def wrapped(net: nn.Module, compressor=None, keywords=None, **options):
+    """A DDP model with buckets of several groups of several layers; the state, too.
+
+    keywords: More of the compressor's, if none is given.
+    """
+    compressor = compressor or QSGD(**FINE | SMALL | (keywords or {}))
     return wrap(net, compressor, **{"bucket_cap_mb": 0.05} | options)
 
 

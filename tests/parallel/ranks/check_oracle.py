@@ -1,7 +1,7 @@
 """Cases drawn from all schemes, exchanges and settings, against the exact average (tests/oracle).
 
 A case is wrong if a coordinate is impossible, or if an error is larger than its exact variance
-allows, at five sigma, on any rank; or if ranks differ in a bit.
+allows, at five sigma, on any rank; or if ranks differ in a bit, or a simulated run does.
 """
 
 from __future__ import annotations
@@ -16,10 +16,14 @@ import torch
 from conftest import ALL
 from hypothesis import HealthCheck, Phase, given, seed, settings
 from settings_objects import grouped
+from simulated_steps import take_step
 from training import hash_of, residuals_of
 
 import hvd_adaptive
+from hvd_adaptive import instances
+from hvd_adaptive.changes import begin_step
 from hvd_adaptive.exchange import auto
+from hvd_adaptive.simulate import Ranks
 
 from oracle import drawn  # isort: skip
 from oracle.training import Case, Residuals, Trial  # isort: skip
@@ -31,8 +35,37 @@ PARTS, CASES = 4, 30
 TIMES = 10 if ALL in os.environ else 1
 
 
+class Twin:
+    """The case in this process; it does without sums, and without choices of exchange="auto"."""
+
+    def __init__(self, case: Case) -> None:
+        nodes = {"ranks_per_node": case.keywords.get("ranks_per_node") or case.ranks}
+        self.compressor = getattr(hvd_adaptive, case.scheme)(**grouped(case.keywords | nodes))
+        self.case, self.parameters = case, case.parameters()
+        named = zip(case.names, self.parameters, strict=True)
+        self.ranks = Ranks(list(named), self.compressor, case.ranks)
+
+    def step(self, step: int) -> str:
+        """Return a hash of the averages."""
+        if step == 1 and self.case.then:
+            self.compressor.set(**self.case.then)
+            begin_step(self.compressor)
+            self.ranks = self.ranks.renewed()
+        everyone = []
+        for rank in range(self.case.ranks):
+            own = [self.case.gradient(step, rank, slot) for slot in range(len(self.parameters))]
+            pairs = zip(own, self.parameters, strict=True)
+            everyone.append([None if g is None else g.view(p.shape) for g, p in pairs])
+        averages = take_step(self.ranks, step, self.parameters, everyone)
+        self.compressor.step = step + 1
+        return hash_of(*averages)
+
+
 def trained(case: Case) -> tuple[list[str], str]:
     """What is wrong with the steps of this rank's optimizer, and a hash of all averages."""
+    instances.start_over()
+    twin = None if case.summed or case.fastest else Twin(case)
+    instances.start_over()
     parameters = case.parameters()
     trial = Trial(case, getattr(hvd_adaptive, case.scheme)(**grouped(case.keywords)))
     optimizer = hvd.DistributedOptimizer(
@@ -53,6 +86,8 @@ def trained(case: Case) -> tuple[list[str], str]:
         sum(terms).backward()
         optimizer.step()
         hashes.append(hash_of(*(p.grad for p in parameters)))
+        if twin is not None and twin.step(step) != hashes[-1]:
+            trial._judge.wrong.append(f"step {step}: simulated averages differ")
         results = [p.grad.reshape(-1).double().numpy().copy() for p in parameters]
         layout = trial.compressor._training.connection.layout
         trial.judge(step, layout, results, everyones_residuals(trial))

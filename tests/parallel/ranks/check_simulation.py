@@ -20,8 +20,6 @@ from training import (
 )
 
 from hvd_adaptive import Hierarchical, ScatterReduce, Tuning
-from hvd_adaptive.coding.payload import read_header
-from hvd_adaptive.kernels.random import stream_key
 
 from oracle import rotated  # isort: skip
 
@@ -29,55 +27,31 @@ pytestmark = [pytest.mark.ranks, pytest.mark.gloo]
 
 STEPS = 6
 REDUCE = {"exchange": "scatter_reduce"}
-SIX_BITS = {"exchange": ScatterReduce(second_stage_bits=6)}
-PLAIN_AVERAGES = {"exchange": ScatterReduce(second_stage_bits=32)}
 NODES_OF_ONE = {"exchange": Hierarchical(ranks_per_node=1)}
 NODES_OF_TWO = {"exchange": Hierarchical(ranks_per_node=2)}
 GROUPS = {"fusion_bytes": 20_000}
-# With tables that are fitted twice; a rule of each; bits of some parameters; and without any table.
+# With tables that are fitted twice.
 FITTED = {"bucket_size": 256, "update_steps": [0, 3]}
+# What check_oracle.py, which draws cases from all settings, does not draw.
 CASES = (
-    schemes("alq-8", "alq-3-huffman", "alq-3-normal", "amq-3", "ecdq-1.5", **FITTED, **GROUPS)
-    | schemes("alq-3-paper", "alq-3-n", "amq-4", "ecdq-variance0.1", bucket_size=1024, tail="full")
-    | schemes("nuqsgd-4-huffman", "qsgd-s5", "qsgd-4-elias", "terngrad", bucket_size=128)
-    | schemes("orq-3-clip2.5", "orq-9-half", "quantile-9", "bingrad", bucket_size=500, **GROUPS)
-    | schemes("terngrad-unclipped", "orq-5-descent", "signsgd", "natural", "onebit", tail="full")
-    | schemes("bingrad-biased-iterated", "sparse-0.1", bucket_size=1024)
+    schemes("alq-3-huffman", "alq-3-normal", "ecdq-1.5", **FITTED, **GROUPS)
+    | schemes("alq-3-n", "qsgd-4-elias", "natural", "onebit", bucket_size=1024, tail="full")
 ) | {
     "no worker": scheme("alq-3", **FITTED, **GROUPS, tuning=Tuning(worker=False)),
-    "small groups": scheme("alq-3", **FITTED, **GROUPS, error_feedback=0.2),
-    "tensors": scheme("alq-4", bucket_size=512, scope="tensor", update_steps=[1], tail="full"),
-    "cut tensors": scheme("alq-3-normal", **FITTED, **GROUPS, scope="tensor", warmup_steps=1),
-    "clip": scheme("alq-2", **FITTED, error_feedback=0.4, clip=3.0, samples=7, seed=3),
-    "descent": scheme("alq-8", bucket_size=100, solver="gradient_descent", update_steps=[0]),
-    "all bits": scheme("amq-3", bucket_size=256, parameter_bits={"*": 5}),
-    "bits": scheme("qsgd-4-linf", bucket_size=500, parameter_bits={"0.weight": 2}),
     "auto feedback": scheme("qsgd-2", bucket_size=64, error_feedback="auto", **GROUPS),
-    "terngrad feedback": scheme("terngrad", bucket_size=64, error_feedback=0.5, tail="full"),
-    "sparse feedback": scheme("sparse-0.3", bucket_size=256, error_feedback=0.2),
-    "qcs": scheme("qcs", bucket_size=100, measurements=60, quantizer_range=1, **GROUPS),
-    "qcs tail": scheme("qcs", bucket_size=384, quantizer_range=0.5, tail="full", warmup_steps=3),
     "qcs mmse": scheme("qcs-mmse-gain10", bucket_size=64, error_feedback=1.0),
     "ecdq few bits": scheme("ecdq-1.5", bits=0.8, update_steps=[0, 3], samples=7),
-    "ecdq feedback": scheme("ecdq-1.5", **FITTED, error_feedback=0.6),
     "ecdq parts": scheme("ecdq-1.5", **FITTED, scope="tensor", parameter_bits={"2.*": 4}),
     "eden": scheme("eden-1", bucket_size=256, **REDUCE),
     "scatter": scheme("alq-3", **FITTED, **REDUCE),
-    "scatter, no fit": scheme("alq-3", bucket_size=512, update_steps=[], **REDUCE),
-    "scatter, bits": scheme("amq-3", **FITTED, **GROUPS, **SIX_BITS, parameter_bits={"0.*": 4}),
-    "scatter, tensors": scheme("alq-4", bucket_size=500, scope="tensor", tail="full", **SIX_BITS),
     "scatter, window": scheme(
         "qsgd-4", bucket_size=128, tuning=Tuning(in_flight_bytes=60_000), **GROUPS, **REDUCE
     ),
-    "scatter, warm-up": scheme("orq-5", bucket_size=1024, warmup_steps=2, **REDUCE),
-    "scatter, sparse": scheme("sparse-0.1", bucket_size=2048, error_feedback=0.05, **REDUCE),
     "scatter, one bucket": scheme("natural", bucket_size=2**20, **REDUCE),
-    "scatter, full": scheme("qsgd-3", bucket_size=256, **PLAIN_AVERAGES),
     "scatter, ecdq": scheme("ecdq-1.5", **FITTED, **REDUCE),
     "scatter, auto feedback": scheme(
-        "qsgd-4-linf", bucket_size=64, scope="tensor", error_feedback="auto", **PLAIN_AVERAGES
+        "qsgd-4-linf", bucket_size=64, scope="tensor", error_feedback="auto", **REDUCE
     ),
-    "nodes of one": scheme("qsgd-4", bucket_size=512, **NODES_OF_ONE),
     "zeros": scheme("ecdq-2", bucket_size=1024, keep_zeros=True),
     "zeros, scatter": scheme("alq-3-paper", bucket_size=1024, keep_zeros=True, **REDUCE),
     "zeros, nodes": scheme("eden-2", keep_zeros=True, **NODES_OF_ONE),
@@ -132,26 +106,6 @@ def test_nodes_of_two(case):
 
 def normal(rank: int, count: int) -> torch.Tensor:
     return torch.randn(count, generator=torch.Generator().manual_seed(rank))
-
-
-CODECS = ["natural", "onebit-no-feedback", "sparse-0.1", "qcs-mmse-gain10", "orq-9"]
-
-
-@pytest.mark.parametrize("label", CODECS)
-def test_reduced_tensor_is_the_ranks_own_payloads(label):
-    """Each rank's tensor is encoded with its key here, decoded alone, and added in rank order."""
-    construct = scheme(label, bucket_size=512, seed=11)
-    own = normal(hvd.rank(), 5003)
-    result = hvd.allreduce(own, compression=construct(), name=f"own.{label}")
-    codec, total, lengths = construct().parts.default, torch.zeros(5003), set()
-    quantized = codec.settings.quantized_part(5003)
-    for rank in range(hvd.size()):
-        key = stream_key(11, rank, 0, 0)
-        payload = codec.payloads.encode(normal(rank, 5003), quantized, key).bytes
-        lengths.add(payload.numel())
-        total += codec.payloads.sum([payload], read_header(payload), 1.0)
-    assert torch.equal(result, total * (1.0 / hvd.size()))
-    assert (len(lengths) > 1) == label.startswith("sparse")
 
 
 @pytest.mark.parametrize(("bits", "second"), [(1, None), (0.5, None), (3, None), (2, 5)])
