@@ -1,4 +1,5 @@
-"""Leave tests marked ``thorough``, and most cases of those marked ``many``, to `make ranks`."""
+"""Let tests be repeatable; leave those marked ``thorough``, and most cases of those marked
+``many``, to `make ranks`."""
 
 from __future__ import annotations
 
@@ -6,8 +7,35 @@ import os
 import zlib
 from collections import Counter
 
+import pytest
+import torch
+from hypothesis import HealthCheck, settings
+
+from hvd_adaptive import instances
+
 EVERY = "HVD_ADAPTIVE_EVERY_CASE" in os.environ
 SHARE = 3  # of ``many`` cases the first and one in so many
+
+# Hypothesis runs the same examples each time, without deadlines or a database on disk.
+settings.register_profile(
+    "repeatable",
+    # Of tests that name no number. `make ranks` draws as many as Hypothesis does.
+    max_examples=100 if EVERY else 50,
+    deadline=None,
+    derandomize=True,
+    database=None,
+    suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture],
+)
+settings.load_profile("repeatable")
+torch.set_num_threads(1)  # tests run side by side
+if not torch.cuda.is_available():
+    os.environ["TRITON_INTERPRET"] = "1"  # read when Triton is first loaded
+
+
+@pytest.fixture(autouse=True)
+def first_compressors():
+    """Give each test's first compressor the random numbers of a process's first one."""
+    instances.start_over()
 
 
 def pytest_collection_modifyitems(config, items):

@@ -79,7 +79,7 @@ def test_the_sdist_holds_what_its_tests_need(built):
         names = {name.partition("/")[2] for name in archive.getnames()}
     assert sources() <= names
     wanted = ["CHANGELOG.md", "CITATION.cff", "LICENSE", "Makefile", "README.md", "mkdocs.yml"]
-    wanted += ["docs/theory.md", "research/compare.py", "tests/repeatable.py"]
+    wanted += ["docs/theory.md", "research/compare.py", "tests/conftest.py"]
     wanted += ["tests/unit/conftest.py", "benchmarks/laboratory/worker.py"]
     assert set(wanted) <= names
     assert not [name for name in names if name.endswith((".pyc", ".nbi", ".nbc"))]

@@ -1,14 +1,9 @@
-"""Tests are repeatable."""
+"""Fixtures of the tests of one process."""
 
 from __future__ import annotations
 
 import pytest
 import torch.distributed as dist
-from repeatable import first_compressors, settle
-
-__all__ = ["first_compressors"]
-
-settle()
 
 
 @pytest.fixture

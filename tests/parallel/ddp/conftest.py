@@ -8,12 +8,10 @@ from pathlib import Path
 import pytest
 import torch.distributed as dist
 from ddp_oracles import Training, gathered
-from repeatable import first_compressors
 
 from hvd_adaptive.hooks.ddp.early import EarlyGroups
 from hvd_adaptive.transport.torch_world import TorchWorld
 
-__all__ = ["first_compressors"]
 FOLDER = Path(__file__).parent
 SHARE = 3
 

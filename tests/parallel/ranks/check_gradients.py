@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import horovod.torch as hvd
 import pytest
+import simulated_steps
 import torch
 from torch.nn import Embedding, Linear, Parameter
 from training import (
@@ -19,6 +20,7 @@ from training import (
 )
 
 from hvd_adaptive import ALQ, QSGD, Tuning
+from hvd_adaptive.simulate.ranks import Ranks
 
 
 def mean_number() -> float:
@@ -68,6 +70,35 @@ def test_every_shape_layout_and_dtype_in_one_model(scheme):
         assert not buffer[:100].any() and not buffer[228:].any()
         assert_average(buffer[100:228], weights["view"] * mean_number())
     assert_same_everywhere(*model.values())
+
+
+@pytest.mark.ranks
+@every_scheme
+def test_gradients_missing_on_some_ranks_on_all_and_in_turn(scheme):
+    names = ("always", "even", "odd", "never", "turn")
+    size = hvd.size()
+
+    def uses(name: str, rank: int, step: int) -> bool:
+        own = {"always": True, "even": rank % 2 == 0, "odd": rank % 2 == 1, "never": False}
+        return (own | {"turn": rank == step % size})[name]
+
+    model = zeros(*names, size=96)  # buckets are shared
+    optimizer = distributed(model, make(scheme), lr=1.0)
+    copies, compressor = zeros(*names, size=96), make(scheme)
+    ranks = Ranks(copies.items(), compressor, size)
+    for step in range(4):
+        take_step(optimizer, sum(model[n].sum() for n in names if uses(n, hvd.rank(), step)))
+        assert not model["never"].grad.any()
+        everyone = [
+            [torch.ones(96) if uses(name, rank, step) else None for name in names]
+            for rank in range(size)
+        ]
+        averages = simulated_steps.take_step(ranks, step, list(copies.values()), everyone)
+        compressor.step = step + 1
+        for name, average in zip(names, averages, strict=True):
+            assert torch.equal(average, model[name].grad), name
+    assert_same_everywhere(*model.values())
+    assert not model["never"].any()
 
 
 @every_scheme
