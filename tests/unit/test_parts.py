@@ -134,13 +134,6 @@ def test_bits_that_a_scheme_cannot_have_are_refused_at_once(kind, keywords, bits
     assert re.search(rf"parameter_bits.*'conv\*'.*{bits!r}", str(caught.value))
 
 
-def test_the_mapping_is_copied():
-    patterns = {"conv*": 4}
-    compressor = ALQ(parameter_bits=patterns)
-    patterns.clear()
-    assert compressor.parts.label_of("conv1") == "bits=4"
-
-
 def test_fingerprints():
     """Whatever assigns parameters otherwise: the patterns' order, too."""
 

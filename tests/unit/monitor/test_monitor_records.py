@@ -270,6 +270,7 @@ def test_a_pickled_monitor_has_neither_files_nor_sinks(tmp_path):
         ({"non_finite_limit": float("nan")}, "non_finite_limit=nan"),
         ({"log": "no"}, "log='no': must be True or False"),
         ({"warn_slow": 0}, "warn_slow=0: must be True or False"),
+        ({"compare": 1}, "compare=1: must be True or False"),
         ({"sinks": "mlflow"}, "sinks='mlflow': must be a collection of sinks"),
         ({"sinks": Kept()}, "must be a collection of sinks"),
         ({"sinks": [print]}, "must have write(), flush(), close()"),

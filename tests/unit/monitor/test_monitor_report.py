@@ -141,12 +141,6 @@ def test_a_record_of_another_form_is_left_out(tmp_path, caplog):
     assert skipped > 250
 
 
-def test_a_start_without_its_rank(tmp_path, capsys):
-    (tmp_path / "x.jsonl").write_text('{"kind":"start","compressor":0}\n')
-    assert main(["report", str(tmp_path / "x.jsonl")]) == 1
-    assert "has no finished step" in capsys.readouterr().err
-
-
 def test_a_page_that_cannot_be_written(folder, tmp_path, capsys):
     pytest.importorskip("matplotlib")
     assert main(["report", str(folder), "--output", str(folder)]) == 1
@@ -303,7 +297,10 @@ def test_json(folder, capsys):
     assert not (folder / "report.html").exists()
 
 
-@pytest.mark.parametrize("content", [None, "", "no json\n", json.dumps(start(1)) + "\n"])
+NO_RANK = json.dumps({"kind": "start", "compressor": 0}) + "\n"
+
+
+@pytest.mark.parametrize("content", [None, "", "no json\n", NO_RANK, json.dumps(start(1)) + "\n"])
 def test_no_log(tmp_path, content, capsys):
     if content is not None:
         (tmp_path / "x.jsonl").write_text(content)

@@ -12,7 +12,6 @@ from scheduler import (
     DeadlockError,
     Network,
     OrderedWorld,
-    OrderError,
     Schedule,
     drop_wake_ups,
     explore,
@@ -26,7 +25,6 @@ from hvd_adaptive.hooks.ddp.buckets import Bucket, BucketFuture
 from hvd_adaptive.hooks.ddp.names import Names
 from hvd_adaptive.run.agreement import compare_settings
 from hvd_adaptive.run.ordered import OrderedStep
-from hvd_adaptive.run.trip import Plan
 
 # `make soak` runs 100,000.
 SCHEDULES = int(os.environ.get("HVD_ADAPTIVE_SCHEDULES", "40"))
@@ -201,22 +199,6 @@ def test_averages_tables_are_fitted_in_the_step_that_sets_the_exchange_up(monkey
     assert [rank.outcome for rank in ranks] == [None] * 3
     seconds = [rank.compressor.parts.default.fitted_second for rank in ranks]
     assert [second.table_version for second in seconds] == [1] * 3
-
-
-def test_swapped_submissions_are_found(monkeypatch):
-    """A worker that begins groups in the order of their arrival."""
-    right = OrderedStep._begin_next
-
-    def wrong(self):
-        begun = self.__dict__.setdefault("begun", set())
-        complete = [i for i in range(self._next) if not self.arrivals.lacking[i] and i not in begun]
-        if not self.binding.world.rank or self._all_arrived or not complete:
-            return right(self)
-        begun.add(complete[0])
-        return self._start(complete[0], Plan(0, 0, 1))
-
-    monkeypatch.setattr(OrderedStep, "_begin_next", wrong)
-    assert first_failure(check, (OrderError, AssertionError)) is not None
 
 
 def test_early_gradients_arrive():

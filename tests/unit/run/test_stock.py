@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import time
 
-import pytest
 import torch
 
-from hvd_adaptive import Monitor
 from hvd_adaptive.run.monitored import REPEATS, stock_seconds
 
 SLOW = {torch.float32: 0.02, torch.float16: 0.01}
@@ -34,8 +32,3 @@ def test_both_precisions_are_timed_and_the_slowest_rank_counts():
     assert world.sent == [([5, 7], torch.float32)] * times + [([5, 7], torch.float16)] * times
     assert told["float32"] >= 0.02 and told["float16"] >= 1.01
     assert set(stock_seconds(world, [], "net", torch.device("cpu"))) == {"float32", "float16"}
-
-
-def test_compare_is_a_flag():
-    with pytest.raises(ValueError, match=r"compare=1: must be True or False"):
-        Monitor(compare=1)

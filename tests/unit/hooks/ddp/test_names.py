@@ -53,14 +53,6 @@ def test_saved_names_satisfy_patterns():
         Names([]).of(parameters(6, 2), NAMED)
 
 
-def test_names_that_are_saved_follow_the_parameters():
-    a, b = parameters(6, 2)
-    names = Names([("a", a), ("b", b)])
-    names.of([a], SETTINGS)
-    names.of([b, a], SETTINGS)
-    assert [known[:2] for known in names.saved()] == [("b", 2), ("a", 6)]
-
-
 def test_names_that_are_saved_are_recognised_by_values():
     """In any order, also before the first step; by sizes in their order if values are others."""
     own = [torch.nn.Parameter(torch.full((5,), float(value))) for value in range(4)]
