@@ -37,7 +37,6 @@ def drawn(rank: int, step: int, shapes: Sequence[tuple[int, ...]] = SHAPES) -> l
 
 
 def exact(ranks: int, step: int, dtype: torch.dtype = torch.float64) -> list[torch.Tensor]:
-    """Averages of all ranks' tensors."""
     everyone = [drawn(rank, step) for rank in range(ranks)]
     return [torch.stack(parts).to(dtype).mean(0) for parts in zip(*everyone, strict=True)]
 

@@ -80,7 +80,6 @@ def check_simulation(
 
 
 def train(rank: int, steps: Iterable[int], net: nn.Module, optimizer: LocalSGD) -> None:
-    """Take these steps."""
     for step in steps:
         backward(net, rank, step)
         optimizer.step()

@@ -33,7 +33,6 @@ def make_net(seed: int = 0, width: int = 120) -> nn.Module:
 
 
 def batch(step: int, rank: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """A rank's own data."""
     generator = torch.Generator().manual_seed(1000 * step + rank)
     x = torch.randn(16, 40, generator=generator)
     return x, x[:, :10].argmax(1)
@@ -56,12 +55,10 @@ def gradients_of(
 
 
 def own_gradients(net: nn.Module, step: int, rank: int) -> dict[str, torch.Tensor]:
-    """Of this rank's batch."""
     return gradients_of(net, lambda model: loss_of(model, step, rank))
 
 
 def train(training: Any, rank: int, steps: Sequence[int]) -> None:
-    """Take these steps."""
     for step in steps:
         training.optimizer.zero_grad()
         training.average(loss_of(training.model, step, rank))
@@ -69,7 +66,6 @@ def train(training: Any, rank: int, steps: Sequence[int]) -> None:
 
 
 def flat_parameters(net: nn.Module) -> torch.Tensor:
-    """All parameters in one vector."""
     return torch.cat([p.detach().reshape(-1) for p in net.parameters()])
 
 

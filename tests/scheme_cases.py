@@ -131,5 +131,4 @@ def scheme(label: str, **shared: Any) -> Make:
 
 
 def schemes(*labels: str, **shared: Any) -> dict[str, Make]:
-    """Return the constructors of several cases by their labels."""
     return {label: scheme(label, **shared) for label in labels}

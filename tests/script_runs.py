@@ -43,7 +43,6 @@ def run(command: Sequence[str], cwd: Path, seconds: float, status: int = 0) -> s
 
 
 def png_size(path: Path) -> tuple[int, int]:
-    """Width and height from a PNG's header."""
     head = path.read_bytes()[:24]
     assert head[:8] == b"\x89PNG\r\n\x1a\n"
     assert head[12:16] == b"IHDR"

@@ -206,6 +206,5 @@ def assert_close(net: nn.Module, others: Sequence[torch.Tensor]) -> None:
 
 
 def assert_equal(net: nn.Module, others: Sequence[torch.Tensor]) -> None:
-    """Bit for bit."""
     for own, other in zip(net.parameters(), others, strict=True):
         assert torch.equal(own, other)

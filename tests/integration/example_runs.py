@@ -137,7 +137,6 @@ def check_help() -> None:
 
 
 def main(folder: Path) -> None:
-    """All of them."""
     check_help()
     run_synthetic_benchmark()
     check_resnets()

@@ -104,7 +104,6 @@ class Cluster:
         return dict(word.partition("=")[::2] for word in words)
 
     def log(self) -> str:
-        """The daemons' last words."""
         return "\n".join(p.read_text()[-1500:] for p in sorted(self.folder.glob("*.log")))
 
 

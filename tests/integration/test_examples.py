@@ -179,5 +179,4 @@ def test_demo_kills_ranks_that_hang(tmp_path: Path) -> None:
 
 
 def commands() -> list[list[str]]:
-    """Command lines of all processes."""
     return [p.info["cmdline"] or [] for p in psutil.process_iter(["cmdline"])]

@@ -127,7 +127,6 @@ def test_a_signal_removes_everything():
 
 
 def _has_ranks(process: subprocess.Popen) -> bool:
-    """Whether a worker runs on a host."""
     for child in psutil.Process(process.pid).children(recursive=True):
         with contextlib.suppress(psutil.Error):  # gone meanwhile
             if "laboratory.worker" in child.cmdline():

@@ -202,7 +202,6 @@ def found_by_ranks(file: str, index: int, output: Path) -> bool:
 
 
 def tried(file: str, index: int, lines: dict[str, list[str]], folder: Path) -> tuple[str, str]:
-    """Return the verdict of a mutant, and what it changes."""
     mutant = mutants(ast.parse(Path(file).read_text(encoding="utf-8")))[index]
     output = folder / f"{os.getpid()}.log"
     told = verdict(file, index, lines.get(str(mutant.line), []), output)

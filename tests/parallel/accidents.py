@@ -14,6 +14,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import json
+import math
 import os
 import random
 import re
@@ -37,6 +38,7 @@ import psutil
 from script_runs import ROOT, environment
 from tqdm import tqdm
 
+from hvd_adaptive.tools import processes
 from hvd_adaptive.tools.launch import Ranks
 
 KINDS = ("mpi", "gloo", "alone")
@@ -71,6 +73,7 @@ class Job:
 
     folder: str
     processes: Sequence[subprocess.Popen | forked.Forked]
+    launched: processes.Job | None = None
     logs: list[list[dict[str, Any]]] = field(default_factory=list)
 
     def read(self) -> list[list[dict[str, Any]]]:
@@ -83,12 +86,10 @@ class Job:
         return self.logs
 
     def found(self, key: str) -> list[Any]:
-        """Values of ``key`` in all logs."""
         return [line[key] for log in self.read() for line in log if key in line]
 
     @property
     def ended(self) -> bool:
-        """Whether every process that was started here has."""
         return all(process.poll() is not None for process in self.processes)
 
     def wait(self, met: Callable[[], Any], seconds: float, what: str) -> Any:
@@ -111,15 +112,10 @@ class Job:
 
     def end(self) -> None:
         """Kill what is left."""
+        if self.launched is not None:
+            self.launched.end()
         for process in self.processes:
-            family = [psutil.Process(process.pid)] if process.poll() is None else []
-            family += [child for parent in family for child in parent.children(recursive=True)]
-            for member in family:
-                member.kill()
-            process.wait()
-        for pid in self.found("pid"):
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGKILL)
+            process.kill()
         shutil.rmtree(self.folder)
 
 
@@ -137,17 +133,9 @@ def start(kind: str, ranks: int, plan: dict[str, Any], gloo_seconds: int | None 
     if kind == "alone":
         return Job(folder, forked.start(ranks, program, [words], variables, Path(folder)))
     command = Ranks(ranks, kind).command([sys.executable, str(program), words])
-    with open(Path(folder) / "0.out", "w") as output:
-        process = subprocess.Popen(
-            command,
-            stdin=subprocess.DEVNULL,
-            stdout=output,
-            stderr=subprocess.STDOUT,
-            env=environment() | variables,
-            cwd=ROOT,
-            start_new_session=True,
-        )
-    return Job(folder, [process])
+    own = {"environment": environment() | variables, "folder": ROOT}
+    launched = processes.Job(command, math.inf, **own, output=Path(folder) / "0.out")
+    return Job(folder, [launched.process], launched)
 
 
 @lru_cache
@@ -174,7 +162,6 @@ def check_steps(job: Job, scheme: str, ranks: int) -> None:
 
 
 def check_nobody_left(job: Job) -> None:
-    """No rank of the job runs, or is a zombie."""
     pids = job.found("pid")
     job.wait(lambda: not any(map(psutil.pid_exists, pids)), 30, "the end of every rank")
 
@@ -245,7 +232,6 @@ def pause(
 
 
 def drawn(number: int) -> tuple[str, int, dict[str, Any]]:
-    """A random case: kind, ranks, plan."""
     rng = random.Random(number)
     scheme = rng.choices(list(PHASES), weights=(3, 1, 1))[0]
     phase, ranks = rng.choice(PHASES[scheme]), rng.choice((2, 2, 3))
@@ -259,7 +245,6 @@ def drawn(number: int) -> tuple[str, int, dict[str, Any]]:
 
 
 def main(words: Sequence[str] | None = None) -> None:
-    """Kill, and count what became of it."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--times", type=int, default=50)
     parser.add_argument("--first", type=int, default=0)

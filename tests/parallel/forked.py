@@ -29,7 +29,6 @@ class Forked:
 
     @property
     def pid(self) -> int:
-        """Of the rank."""
         return self._process.pid
 
     @property
@@ -45,7 +44,6 @@ class Forked:
         return self.returncode
 
     def kill(self) -> None:
-        """End it, if it has not."""
         self._process.kill()
         self._process.join()
 

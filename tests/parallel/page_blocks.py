@@ -46,7 +46,6 @@ def pages() -> list[Path]:
 
 
 def blocks(page: Path) -> list[Block]:
-    """All of a page's, in order."""
     text = page.read_text(encoding="utf-8")
     return [
         Block(
@@ -61,7 +60,6 @@ def blocks(page: Path) -> list[Block]:
 
 
 def to_run(page: Path) -> list[Block]:
-    """Python blocks that the program runs."""
     return [
         block
         for block in blocks(page)

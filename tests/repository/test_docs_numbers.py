@@ -73,7 +73,6 @@ def readme() -> list[list[str]]:
 
 
 def tables(page: str, heading: str) -> list[list[list[str]]]:
-    """All tables of a section."""
     section = after(page, heading).split("\n## ", 1)[0]
     return [lines(found) for found in re.findall(r"(?:^\|.*\n)+", section, re.MULTILINE)]
 

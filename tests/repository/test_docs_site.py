@@ -195,7 +195,6 @@ def one_rank(tmp_path, monkeypatch):
 
 
 def found(path: str) -> object:
-    """Return what has this dotted path."""
     module, _, name = path.rpartition(".")
     if module == "":
         return importlib.import_module(name)

@@ -18,7 +18,6 @@ HOROVOD = {"transport/horovod_world.py", "hooks/horovod/elastic.py"}
 
 
 def modules() -> dict[str, Path]:
-    """Every module of the package, by its dotted name."""
     found = {}
     for path in PACKAGE.rglob("*.py"):
         parts = path.relative_to(PACKAGE.parent).with_suffix("").parts
@@ -27,7 +26,6 @@ def modules() -> dict[str, Path]:
 
 
 def imports(path: Path, known: dict[str, Path]) -> set[str]:
-    """Modules of the package that a file imports."""
     found = set()
     for name in imported(path):
         while name and name not in known:

@@ -64,7 +64,6 @@ def test_the_demos_imports_are_installed():
 
 
 def dockerfile() -> str:
-    """Its text, a line a command."""
     return (ROOT / "Dockerfile").read_text(encoding="utf-8").replace("\\\n", "")
 
 

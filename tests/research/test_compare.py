@@ -41,7 +41,6 @@ def rows_of(folder: Path, method: str, of: str, seed: int = 0) -> list[dict]:
 
 
 def final(folder: Path, method: str, of: str, seed: int = 0) -> float:
-    """Its accuracy in percent."""
     return 100 * rows_of(folder, method, of, seed)[-1]["validation_accuracy"]
 
 

@@ -36,7 +36,6 @@ def value(x: np.ndarray) -> float:
 
 
 def started(seed: int = 0) -> QSVRG:
-    """A run of two ranks in this process."""
     lr, iterations = theorem_parameters(0.25 + RIDGE, RIDGE)
     portions = [qsvrg.Logistic(RIDGE).portion(rank, RANKS) for rank in range(RANKS)]
     start = torch.zeros(rows().shape[1], dtype=torch.float64)

@@ -32,7 +32,6 @@ needs_avx2 = pytest.mark.skipif(not get_host_cpu_features().get("avx2"), reason=
 
 
 def cells_of(printed: str) -> list[list[str]]:
-    """Cells of a printed table's rows."""
     rows = [line for line in printed.splitlines() if line.startswith("│")]
     return [[cell.strip() for cell in row.strip("│").split("│")] for row in rows]
 

@@ -66,7 +66,6 @@ def ranks(monkeypatch, capsys):
 
 
 def numbers(text: str) -> list[float]:
-    """Return all numbers of a text."""
     return [float(number) for number in re.findall(r"\d[\d.]*", text.replace(",", ""))]
 
 

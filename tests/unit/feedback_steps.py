@@ -75,7 +75,6 @@ class OneRank(RankContext):
 
 
 def gradients(sizes, step, dtypes=()):
-    """Of one step, Gaussian."""
     generator = torch.Generator().manual_seed(step)
     dtypes = dtypes or [torch.float32] * len(sizes)
     values = [torch.randn(n, generator=generator) for n in sizes]

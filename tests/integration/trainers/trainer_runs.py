@@ -20,7 +20,6 @@ SCALE = 2.0**10  # of fp16; it halves when gradients overflow
 
 @contextmanager
 def shared_folder() -> Iterator[str]:
-    """One folder for all ranks."""
     first = dist.get_rank() == 0
     name = [tempfile.mkdtemp() if first else ""]
     dist.broadcast_object_list(name)
@@ -43,7 +42,6 @@ def compressor() -> ALQ:
 
 
 def state_of(model: nn.Module) -> torch.Tensor:
-    """All parameters in one vector."""
     return torch.cat([p.detach().reshape(-1) for p in model.parameters()])
 
 
@@ -54,7 +52,6 @@ def same_everywhere(values: torch.Tensor) -> None:
 
 
 def scaler() -> torch.amp.GradScaler:
-    """For the CPU."""
     return torch.amp.GradScaler("cpu", init_scale=SCALE, growth_interval=1000)
 
 
@@ -64,5 +61,4 @@ def with_fp16(accelerator: Accelerator) -> None:
 
 
 def groups() -> int:
-    """Process groups that exist in this process."""
     return len(dist.distributed_c10d._world.pg_map)

@@ -41,7 +41,6 @@ UNUSED = "has compressed nothing: register the hook"
 
 
 def warned(caplog, words: str) -> list[str]:
-    """Warnings with these words."""
     messages = [r.getMessage() for r in caplog.records if r.levelno == logging.WARNING]
     return [message for message in messages if words in message]
 

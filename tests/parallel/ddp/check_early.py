@@ -125,8 +125,6 @@ def trained(sent, named=True):
 
 
 class Fails(torch.autograd.Function):
-    """Raise an error in the backward pass."""
-
     @staticmethod
     def forward(ctx, x):
         return x.clone()

@@ -87,7 +87,6 @@ DOORS = {"ddp": Ddp, "average": Average, "local": Local}
 
 
 def report(name, training):
-    """A hash of parameters and residuals."""
     training.finish()
     assert_same_everywhere(training.net)
     residuals = training.compressor.state_dict()["residuals"]["parameters"]
@@ -133,7 +132,6 @@ def mixed_up(optimizer, folder):
 
 
 def rest(folder):
-    """The resumed one."""
     for name, make in DOORS.items():
         training = make()
         dcp.load(training.parts, checkpoint_id=folder / name)

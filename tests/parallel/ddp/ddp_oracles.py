@@ -50,7 +50,6 @@ def own_gradients(net: nn.Module, step: int) -> dict[str, torch.Tensor]:
 
 
 def backward(model: nn.Module, step: int, zero: bool = True) -> float:
-    """Gradients of one batch."""
     if zero:
         model.zero_grad()
     loss = nets.loss_of(model, step, dist.get_rank())

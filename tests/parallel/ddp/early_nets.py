@@ -35,8 +35,6 @@ def deep_net() -> nn.Sequential:
 
 
 class Unused(nn.Module):
-    """With a layer that no rank uses."""
-
     def __init__(self) -> None:
         super().__init__()
         self.net, self.spare = deep_net(), nn.Linear(40, 40)

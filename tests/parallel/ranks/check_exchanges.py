@@ -106,7 +106,6 @@ def node_mean(node: int, place: int, sizes) -> np.ndarray:
 
 
 def trained(compressor, sizes, steps: int = 1) -> list[torch.Tensor]:
-    """The last step's averages."""
     model = Given(sizes)
     optimizer = distributed(model, compressor, lr=1.0)
     for _ in range(steps):

@@ -36,7 +36,6 @@ def other_defaults():
 
 
 def values(name: str, step: int) -> torch.Tensor:
-    """This rank's gradient."""
     seed = 1000 * step + 10 * hvd.rank() + list(SHAPES).index(name)
     generator = torch.Generator(device="cpu").manual_seed(seed)
     return torch.randn(SHAPES[name], generator=generator, dtype=torch.float32, device="cpu")
@@ -74,7 +73,6 @@ def plain(case: str):
 
 
 def check_plain(case: str, **ways) -> object:
-    """Every bit is as usual; returns the compressor."""
     found, compressor = trained(case, **ways)
     assert all(torch.equal(one, other) for one, other in zip(found, plain(case), strict=True))
     assert_same_everywhere(*found)

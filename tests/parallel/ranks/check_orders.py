@@ -32,14 +32,11 @@ EXCHANGES = {
 
 
 def gradients(net: int, step: int) -> list[torch.Tensor]:
-    """What this rank contributes."""
     draw = torch.Generator().manual_seed(100 * step + 10 * net + hvd.rank())
     return [torch.randn(size, generator=draw) for size in SIZES]
 
 
 class Pair:
-    """Two networks, each with an optimizer and a compressor."""
-
     def __init__(self, exchange: str, process_set=hvd.global_process_set, **own) -> None:
         self.where = {"process_set": process_set}
         keywords = {"bits": 7, "norm": "linf", "bucket_size": 512, "fusion_bytes": 20_000}

@@ -110,7 +110,6 @@ def train(model, optimizer, steps: int, seed: int = 0) -> None:
 
 
 def trained(compressor, steps: int):
-    """A model and its optimizer."""
     model = make_model()
     optimizer = distributed(model, compressor)
     train(model, optimizer, steps)
@@ -181,7 +180,6 @@ def drain(optimizer) -> None:
 
 
 def restart(optimizer) -> None:
-    """Drain, and forget the step."""
     drain(optimizer)
     optimizer.load_state_dict(optimizer.state_dict())
     hvd.barrier()

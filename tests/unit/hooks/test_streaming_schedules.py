@@ -59,8 +59,6 @@ class ScheduledBackground(Background):
 
 
 class Rank:
-    """A rank's program."""
-
     def __init__(self, schedule: Schedule, network: Network, number: int) -> None:
         self.number, self.schedule, self.exact = number, schedule, simulated(network.size)
         compressor = make_compressor()

@@ -117,13 +117,11 @@ class Rank:
 
 
 def bucket_of(buffer: torch.Tensor, parameters: list[torch.nn.Parameter]) -> Bucket:
-    """A full bucket."""
     views = buffer.split([p.numel() for p in parameters])
     return Bucket(buffer, parameters, views, BucketFuture())
 
 
 def run(choose, ranks, make, plan):
-    """The ranks after a run under one schedule."""
     schedule = Schedule(choose)
     hit = plan.get("damage")
 

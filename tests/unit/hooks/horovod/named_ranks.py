@@ -38,7 +38,6 @@ class NamedNetwork(Network):
         self._used: list[Counter[str]] = [Counter() for _ in range(size)]
 
     def post_named(self, rank: int, name: str, kind: str, parts: list[torch.Tensor]) -> int:
-        """Submit a collective, and return its number."""
         if rank in self.dead:
             raise RuntimeError("this rank is dead")
         last = self._numbers.get((name, self._used[rank][name] - 1))

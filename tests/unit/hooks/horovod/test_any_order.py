@@ -32,7 +32,6 @@ SIZES, STEPS, NETS = (90, 20, 64, 130), 2, ("a", "b")
 
 
 def gradients_of(ranks: int, step: int, net: int, dtype: torch.dtype) -> list[list[torch.Tensor]]:
-    """Each rank's gradients."""
     draw = torch.Generator().manual_seed(10 * step + net)
     return [[torch.randn(n, generator=draw).to(dtype) for n in SIZES] for _ in range(ranks)]
 
@@ -97,7 +96,6 @@ class Rank:
 
 
 def run(choose, ranks, make, plan, orders):
-    """The ranks after a run under one schedule."""
     schedule, hit = Schedule(choose), plan.get("damage")
 
     def damage(number, sender, receiver, part):
