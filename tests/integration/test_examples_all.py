@@ -1,4 +1,4 @@
-"""The smaller examples, shortened, on two ranks (example_runs.py, torchrun_examples.py); the
+"""The smaller examples, shortened, on two ranks (example_runs.py); the
 notebook on simulate runs from top to bottom, and is stored without outputs."""
 
 from __future__ import annotations
@@ -17,10 +17,14 @@ pytestmark = [pytest.mark.integration, pytest.mark.parallel, pytest.mark.timeout
 
 
 def test_examples_on_two_ranks(tmp_path: Path) -> None:
-    """One start for all of them: most of an example's time is its imports."""
+    """One start for all of them: most of an example's time is its imports.
+    (tests/parallel/test_docs_blocks.py starts the tutorial's script by torchrun itself.)"""
     pytest.importorskip("mlxtend")
     program = Path(__file__).parent / "example_runs.py"
-    told = forked.run(2, program, [str(tmp_path)], {}, tmp_path, 300)
+    # One for each of four examples, as torchrun makes it for the processes that it starts.
+    stores = [TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False) for _ in range(4)]
+    ports = [str(store.port) for store in stores]
+    told = forked.run(2, program, [str(tmp_path), *ports], {}, tmp_path, 300)
     assert told.count("all examples ran") == 2
 
 
@@ -31,18 +35,6 @@ def test_elastics_page_has_the_command_of_its_docstring() -> None:
     documented = re.search(r"^horovodrun.*?elastic\.py$", text, re.MULTILINE | re.DOTALL)[0]
     command = shlex.join(shlex.split(documented.replace("\\\n", "")))
     assert f"`{command}`" in (ROOT / "docs/examples.md").read_text(encoding="utf-8")
-
-
-def test_examples_of_torchrun(tmp_path: Path) -> None:
-    """One start for all of them. (tests/parallel/test_docs_blocks.py starts the tutorial's script
-    by torchrun itself.)"""
-    pytest.importorskip("mlxtend")
-    program = Path(__file__).parent / "torchrun_examples.py"
-    # One for each example, as torchrun makes it for the processes that it starts.
-    stores = [TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False) for _ in range(4)]
-    ports = [str(store.port) for store in stores]
-    told = forked.run(2, program, ports, {}, tmp_path, 300)
-    assert told.count("all examples ran") == 2
 
 
 NOTEBOOK = ROOT / "examples" / "simulate.ipynb"
