@@ -38,6 +38,12 @@ def first_compressors():
     instances.start_over()
 
 
+@pytest.fixture
+def said(caplog):
+    """Messages with these words that have been logged."""
+    return lambda words: [message for message in caplog.messages if words in message]
+
+
 def pytest_collection_modifyitems(config, items):
     """Deselect what repeats other tests on a larger scale, unless every case is wanted."""
     if EVERY:

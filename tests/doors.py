@@ -4,7 +4,6 @@ numbers, a monitor's comparison with stock exchanges."""
 from __future__ import annotations
 
 import json
-import logging
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -32,7 +31,7 @@ __all__ = [
     "test_stock_exchanges_are_measured_once",
     "test_trainings_draw_different_numbers",
 ]
-STEPS = 5
+STEPS, DIFFERENT = 5, "ranks have different parameters"
 
 
 def differing(net: nn.Module, rank: int, ranks: int, *names: str) -> None:
@@ -43,40 +42,34 @@ def differing(net: nn.Module, rank: int, ranks: int, *names: str) -> None:
                 net.get_parameter(name).view(-1)[5] += 1e-3
 
 
-def told(caplog: pytest.LogCaptureFixture) -> list[str]:
-    return [m for m in caplog.messages if m.startswith("ranks have different parameters")]
-
-
 @pytest.mark.parametrize("worker", [True, False])
 @pytest.mark.parametrize("frozen", [True, False])
-def test_replicas_that_differ(door, rank, ranks, worker, frozen, caplog):
+def test_replicas_that_differ(door, rank, ranks, worker, frozen, said):
     """All ranks warn, once; the first one is named, be it frozen as those of LoRA's base."""
     net = make_net()
     net[2].requires_grad_(not frozen)
     training = door(net, QSGD(bits=4, tuning=Tuning(worker=worker)))
     differing(net, rank, ranks, "2.weight", *([] if frozen else ["6.bias"]))
-    with caplog.at_level(logging.WARNING, "hvd_adaptive"):
-        train(training, rank, range(3))
-    (message,) = told(caplog)
+    train(training, rank, range(3))
+    (message,) = said(DIFFERENT)
     assert f"parameter 2.weight of rank {ranks - 1} differs from the first" in message
     assert ("and 1 more do" in message) != frozen
 
 
 @pytest.mark.parametrize("by", ["all ranks", "one rank"])
-def test_replicas_after_a_state_was_loaded(door, rank, ranks, by, caplog):
+def test_replicas_after_a_state_was_loaded(door, rank, ranks, by, said):
     """By any rank, and with the same step; changed settings compare nothing again."""
     net, compressor = make_net(), QSGD(bits=4)
     training = door(net, compressor)
-    with caplog.at_level(logging.WARNING, "hvd_adaptive"):
-        train(training, rank, range(2))
-        differing(net, rank, ranks, "0.weight")
-        compressor.set(bits=5)
-        train(training, rank, [2])
-        assert not told(caplog)
-        if by == "all ranks" or rank == ranks - 1:
-            compressor.load_state_dict(compressor.state_dict())
-        train(training, rank, [3, 4, 5])
-    (message,) = told(caplog)
+    train(training, rank, range(2))
+    differing(net, rank, ranks, "0.weight")
+    compressor.set(bits=5)
+    train(training, rank, [2])
+    assert not said(DIFFERENT)
+    if by == "all ranks" or rank == ranks - 1:
+        compressor.load_state_dict(compressor.state_dict())
+    train(training, rank, [3, 4, 5])
+    (message,) = said(DIFFERENT)
     assert "parameter 0.weight of" in message
 
 

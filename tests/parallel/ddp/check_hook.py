@@ -166,13 +166,13 @@ WAITS = {
 
 @pytest.mark.skipif(RANKS < 2, reason="one rank waits for nobody")
 @pytest.mark.parametrize("door", WAITS)
-def test_ranks_that_wait_say_so(door, monkeypatch, caplog):
+def test_ranks_that_wait_say_so(door, monkeypatch, said):
     """Again and again, and how to find the one that is missing, which is silent."""
     late = RANK == RANKS - 1
     for step in steps_of(door, QSGD(bits=4), dist.new_group()):
         monkeypatch.setattr(driver, "STALL", 0.3 if step == 2 else 60.0)
         time.sleep(1.0 if late and step == 2 else 0.0)
-    told = [message for message in caplog.messages if "still waits" in message]
+    told = said("still waits")
     assert not told if late else len(told) >= 2
     begin, end = WAITS[door]
     assert all(m.startswith(begin.format(RANK)) and m.endswith(end) for m in told)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import logging
-
 import horovod.torch as hvd
 import pytest
 import torch
@@ -101,12 +99,6 @@ def test_a_dtype_that_changes_too_late_is_an_error():
     hvd.barrier()
 
 
-def warnings(caplog) -> list[str]:
-    return [
-        r.getMessage() for r in caplog.records if WARNING in r.msg and r.levelno == logging.WARNING
-    ]
-
-
 def clip(model):
     torch.nn.utils.clip_grad_norm_(model.parameters(), 1e-3)
 
@@ -123,7 +115,7 @@ def one_by_hand(model):
 
 @pytest.mark.parametrize("update_steps", [[], [0, 1]], ids=["early", "late"])
 @pytest.mark.parametrize("change", [clip, replace, one_by_hand])
-def test_a_change_that_is_too_late_is_told_once(change, update_steps, caplog):
+def test_a_change_that_is_too_late_is_told_once(change, update_steps, said):
     """Whether groups leave during the backward pass or at the end of it."""
     model, batch = make_model(), batches(hvd.rank())()
     optimizer = distributed(model, ALQ(update_steps=update_steps, fusion_bytes=40_000))
@@ -132,13 +124,13 @@ def test_a_change_that_is_too_late_is_told_once(change, update_steps, caplog):
         loss_of(model, batch).backward()
         change(model)
         optimizer.step()
-    (told,) = warnings(caplog)
+    (told,) = said(WARNING)
     first = "2.weight" if change is one_by_hand else "0.bias and 5 more"
     assert told.startswith(f"{first}: the gradient was changed") and "skip_synchronize" in told
 
 
 @pytest.mark.parametrize("way", ["unscale_", "step", "off"])
-def test_unscaling_that_is_too_late_is_told(way, caplog):
+def test_unscaling_that_is_too_late_is_told(way, said):
     """``scaler.step`` unscales what has not been unscaled; versions of tensors do not show it."""
     model, batch = make_model(), batches(hvd.rank())()
     optimizer = distributed(model, QSGD())
@@ -150,7 +142,7 @@ def test_unscaling_that_is_too_late_is_told(way, caplog):
             scaler.unscale_(optimizer)
         scaler.step(optimizer)
         scaler.update()
-    told = warnings(caplog)
+    told = said(WARNING)
     assert len(told) == (way != "off")
     assert all(text.startswith("0.bias and 5 more: the gradient was changed") for text in told)
 
@@ -220,7 +212,7 @@ CASES = {
 @pytest.mark.parametrize("to_none", [True, False], ids=["none", "zeros"])
 @pytest.mark.parametrize("step", [plainly, clipped, amp, amp_twice])
 @pytest.mark.parametrize("case", CASES)
-def test_nothing_is_told_of_what_is_right(case, step, to_none, caplog):
+def test_nothing_is_told_of_what_is_right(case, step, to_none, said):
     make, keywords, passes = CASES[case]
     if "sparse" in case and step is not plainly:
         pytest.skip("torch clips no sparse gradients")
@@ -232,4 +224,4 @@ def test_nothing_is_told_of_what_is_right(case, step, to_none, caplog):
             x = torch.randn(8, 40, generator=torch.Generator().manual_seed(9 * number + more))
             model(x + hvd.rank()).square().sum().backward()
         step(model, optimizer)
-    assert compressor.step == (6 if step is amp_twice else 3) and not warnings(caplog)
+    assert compressor.step == (6 if step is amp_twice else 3) and not said(WARNING)
