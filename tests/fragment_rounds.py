@@ -12,17 +12,12 @@ import pytest
 import torch
 from nets import hash_of, is_same
 from states import through_disk
-from streaming_simulation import RATE, Gather, assert_equal, backward, make_net, make_optimizer
+from streaming_simulation import RATE, assert_equal, backward, make_net, make_optimizer
 from torch import nn
 
 from hvd_adaptive import ALQ, QSGD, LocalSGD, RankMismatchError, instances
 
 OUTER = local_rounds.OUTER["diloco"]
-
-
-def equal_on_all(gather: Gather, *modules: nn.Module) -> bool:
-    """Whether parameters have the same bits on all ranks."""
-    return is_same(gather, "".join(map(hash_of, modules)))
 
 
 @pytest.mark.parametrize("act", ["raise", "skip"])
@@ -99,7 +94,7 @@ def test_frozen_fragments(rank, gather):
     train(range(12, 20))
     optimizer.finish()
     assert not torch.equal(frozen["weight"], net[0].weight)
-    assert equal_on_all(gather, net, added)
+    assert is_same(gather, hash_of(net, added))
 
 
 @pytest.mark.parametrize("saved_at", [5, 8, 9])
@@ -167,16 +162,14 @@ def test_a_delayed_round_does_not_wait(rank, ranks, meet):
     """
     net = make_net().double()
     optimizer = LocalSGD(make_optimizer(net), every=2, delay=1)
-    backward(net, rank, 1)
-    optimizer.step()
+    local_rounds.train(rank, [1], net, optimizer)
     backward(net, rank, 2)
     if rank:
         meet()
     optimizer.step()
     if not rank:
         meet()
-    backward(net, rank, 3)
-    optimizer.step()
+    local_rounds.train(rank, [3], net, optimizer)
     assert optimizer.rounds == 1
     optimizer.finish()
 
@@ -246,13 +239,13 @@ def test_groups_that_change(rank, ranks, gather):
     assert all(torch.equal(frozen[n], p) for n, p in first.state_dict().items())
     train(4, middle, added, last)
     assert all(torch.equal(frozen[n], p) for n, p in first.state_dict().items())
-    assert equal_on_all(gather, first, middle, last, added)
+    assert is_same(gather, hash_of(first, middle, last, added))
     assert optimizer.rounds == 5
     # Frozen in the middle of a round, with steps already taken: averaged once, and then still.
     train(1, middle, last)
     middle.requires_grad_(False)
     train(1, last)
-    assert equal_on_all(gather, middle)
+    assert is_same(gather, hash_of(middle))
     frozen = copy.deepcopy(middle.state_dict())
     train(2, last)
     assert all(torch.equal(frozen[n], p) for n, p in middle.state_dict().items())
@@ -266,12 +259,7 @@ def test_a_parameter_that_is_replaced(rank, ranks, gather):
     compressor = ALQ(bits=4, bucket_size=512, error_feedback=1.0)
     optimizer = LocalSGD(inner, every=2, momentum=0.9, lr=0.7, compression=compressor)
 
-    def train(first: int, steps: int) -> None:
-        for step in range(first, first + steps):
-            backward(net, rank, step)
-            optimizer.step()
-
-    train(0, 3)
+    local_rounds.train(rank, range(3), net, optimizer)
     members = inner.param_groups[0]["params"]
     place = next(i for i, p in enumerate(members) if p is net[2].weight)
     generator = torch.Generator().manual_seed(rank)
@@ -286,9 +274,9 @@ def test_a_parameter_that_is_replaced(rank, ranks, gather):
     torch.testing.assert_close(net[2].weight.detach().double(), exact, rtol=1e-6, atol=1e-8)
     for begin in (4, 6):
         before = net[2].weight.detach().clone()
-        train(begin, 2)
+        local_rounds.train(rank, [begin, begin + 1], net, optimizer)
         assert not torch.equal(before, net[2].weight)
-        assert equal_on_all(gather, net)
+        assert is_same(gather, hash_of(net))
     assert optimizer.rounds == 4
 
 
@@ -325,9 +313,7 @@ def test_groups_that_one_rank_changes(rank, act):
     net = make_net()
     inner = make_optimizer(net)
     optimizer = LocalSGD(inner, every=2)
-    for step in range(3):
-        backward(net, rank, step)
-        optimizer.step()
+    local_rounds.train(rank, range(3), net, optimizer)
     if rank == 0 and act == "adds":
         optimizer.add_param_group({"params": [nn.Parameter(torch.ones(3))]})
     if rank == 0 and act == "replaces":

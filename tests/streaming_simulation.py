@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 from unittest import mock
@@ -18,8 +18,6 @@ from hvd_adaptive.simulate import Ranks
 from hvd_adaptive.simulate import ranks as simulated_ranks
 
 RATE = 0.1
-# Returns all ranks' tensors of one shape, stacked.
-Gather = Callable[[torch.Tensor], torch.Tensor]
 # Of the net's parameters, of 3200, 80, 6400, 80, 1600 and 20 coordinates.
 PARTS = {1: [[0, 1, 2, 3, 4, 5]], 2: [[0, 1], [2, 3, 4, 5]], 3: [[0, 1], [2], [3, 4, 5]]}
 
