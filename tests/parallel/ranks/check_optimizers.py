@@ -6,8 +6,10 @@ import gc
 import warnings
 
 import horovod.torch as hvd
+import nets
 import pytest
 import torch
+from nets import make_net
 from scheme_cases import scheme
 from training import (
     assert_same_everywhere,
@@ -33,23 +35,14 @@ SCHEMES = {
 every_scheme = pytest.mark.parametrize("scheme", SCHEMES)
 
 
-def make_net() -> torch.nn.Module:
-    """Weights of 3,000 and 1,500 coordinates, which are quantised, and two small biases."""
-    torch.manual_seed(0)
-    layers = torch.nn.Linear(60, 50), torch.nn.Tanh(), torch.nn.Linear(50, 30)
-    return torch.nn.Sequential(*layers)
-
-
 def wrap(net, compressor, prefix="", **options):
     """With the learning rate 0: gradients are what is compared."""
     return distributed(net, compressor, lr=0.0, prefix=prefix, **options)
 
 
 def backward(net: torch.nn.Module, passes: int = 1, seed: int = 0) -> None:
-    generator = torch.Generator().manual_seed(100 * seed + hvd.rank())
-    for _ in range(passes):
-        x, y = torch.randn(8, 60, generator=generator), torch.randn(8, 30, generator=generator)
-        (net(x) - y).square().mean().backward()
+    for number in range(passes):
+        nets.loss_of(net, 10 * seed + number, hvd.rank()).backward()
 
 
 def gradients(net: torch.nn.Module) -> torch.Tensor:
@@ -67,7 +60,7 @@ OPTIONS = {
     "sum": lambda net: {"op": hvd.Sum},
     "num_groups": lambda net: {"num_groups": 2},
     "groups": lambda net: {"groups": 3, "op": hvd.Sum, "backward_passes_per_step": 2},
-    # One group of three; the fourth parameter stands alone.
+    # One group of three; the other parameters stand alone.
     "groups_of_tensors": lambda net: {"groups": [[net[2].weight, net[0].weight, net[0].bias]]},
     "no_names": lambda net: {"named_parameters": None},
 }
@@ -79,22 +72,22 @@ def test_gradients_are_the_uncompressed_twins(option, scheme):
     """Small tensors to the last bits, the others within the scheme's error. ``synchronize`` comes
     before the first ``step``, as with gradient clipping."""
     construct, tolerance = SCHEMES[scheme]
-    nets, compressor = {"stock.": make_net(), "": make_net()}, construct()
+    twins, compressor = {"stock.": make_net(), "": make_net()}, construct()
     optimizers = {}
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)
-        for prefix, net in nets.items():
+        for prefix, net in twins.items():
             own = hvd.Compression.none if prefix else compressor
             optimizers[prefix] = wrap(net, own, f"{option}.{prefix}", **OPTIONS[option](net))
     squares = torch.zeros(2)
     for step in range(2):
         for prefix, optimizer in optimizers.items():
             optimizer.zero_grad()
-            backward(nets[prefix], optimizer.backward_passes_per_step, step)
+            backward(twins[prefix], optimizer.backward_passes_per_step, step)
             optimizer.synchronize()
             with optimizer.skip_synchronize():
                 optimizer.step()
-        for exact, p in zip(*(net.parameters() for net in nets.values()), strict=True):
+        for exact, p in zip(*(net.parameters() for net in twins.values()), strict=True):
             if p.numel() < 1024:
                 torch.testing.assert_close(p.grad, exact.grad, rtol=1e-5, atol=1e-7)
             squares[0] += (p.grad - exact.grad).square().sum()
@@ -102,7 +95,7 @@ def test_gradients_are_the_uncompressed_twins(option, scheme):
     assert 0 < squares[0] / squares[1] < tolerance
     assert compressor.step == 2
     assert compressor.report()["bits_per_coordinate"] < 12
-    assert_same_everywhere(gradients(nets[""]))
+    assert_same_everywhere(gradients(twins[""]))
 
 
 @every_scheme
@@ -193,18 +186,18 @@ def test_one_compressor_shared_by_two_optimizers():
     """Told at the second one's first gradient, whichever comes first, and whether their parameters
     are different ones or the same."""
     compressor = QSGD(bucket_size=256)
-    nets = [make_net(), make_net()]
-    first, second = (wrap(net, compressor, f"{i}.") for i, net in enumerate(nets))
+    pair = [make_net(), make_net()]
+    first, second = (wrap(net, compressor, f"{i}.") for i, net in enumerate(pair))
     told = "one compressor serves one optimizer at a time"
     for number in range(3):
         first.zero_grad()
-        backward(nets[0])
+        backward(pair[0])
         first.step()
         if number == 1:
             with pytest.raises(RuntimeError, match=told):
-                backward(nets[1])
-    assert_same_everywhere(gradients(nets[0]))
-    again = wrap(nets[0], compressor, "again.")
+                backward(pair[1])
+    assert_same_everywhere(gradients(pair[0]))
+    again = wrap(pair[0], compressor, "again.")
     with pytest.raises(RuntimeError, match=told):
         again.synchronize()
     del second
