@@ -9,13 +9,13 @@ import torch
 import torch.nn.functional as F
 from accelerate import Accelerator, DistributedDataParallelKwargs
 from accelerate.state import AcceleratorState
+from nets import flat_parameters
 from trainer_runs import (
     SCALE,
     compressor,
     network,
     same_everywhere,
     shared_folder,
-    state_of,
     with_fp16,
 )
 
@@ -63,12 +63,12 @@ def test_bf16_and_a_compiled_model(precision, another_precision):
         model = torch.compile(model, backend="aot_eager")
     own = compressor()
     compress(accelerator, model, own)
-    before = state_of(model)
+    before = flat_parameters(model)
     train(accelerator, model, optimizer, range(3))
     assert own.step == 3
     assert 4 < own.report()["bits_per_coordinate"] < 9
-    assert not torch.equal(state_of(model), before)
-    same_everywhere(state_of(model))
+    assert not torch.equal(flat_parameters(model), before)
+    same_everywhere(flat_parameters(model))
 
 
 def test_register_for_checkpointing_restores_what_ranks_share(caplog):
@@ -87,7 +87,7 @@ def test_register_for_checkpointing_restores_what_ranks_share(caplog):
             assert own.step == 3
             train(accelerator, model, optimizer, range(3, 4))
         assert own.step == 4
-        same_everywhere(state_of(model))
+        same_everywhere(flat_parameters(model))
     warned = "its residuals were saved by rank 0" in caplog.text
     assert warned == (accelerator.process_index != 0)
 
@@ -104,7 +104,7 @@ def test_a_model_that_is_prepared_again_continues():
     attachment.attach(model)  # it has the hook
     train(accelerator, model, optimizer, range(2, 4))
     assert own.step == 4
-    same_everywhere(state_of(model))
+    same_everywhere(flat_parameters(model))
 
 
 @pytest.mark.parametrize("prepares_model", [False, True])
@@ -118,15 +118,15 @@ def test_local_sgd(prepares_model, caplog):
     model = accelerator.prepare(net) if prepares_model else net
     prepared = accelerator.prepare(optimizer)
     schedule = accelerator.prepare(torch.optim.lr_scheduler.StepLR(optimizer, 1, gamma=0.5))
-    before = state_of(net)
+    before = flat_parameters(net)
     with caplog.at_level(logging.WARNING, logger="hvd_adaptive"):
         for step in range(4):
             train(accelerator, model, prepared, [step])
             assert optimizer.rounds == (step + 1) // 2
             schedule.step()
     assert inner.param_groups[0]["lr"] < 0.1
-    assert not torch.equal(before, state_of(net))
-    same_everywhere(state_of(net))
+    assert not torch.equal(before, flat_parameters(net))
+    same_everywhere(flat_parameters(net))
     assert ("moved their parameters in the same way" in caplog.text) == prepares_model
 
 
@@ -140,10 +140,10 @@ def test_local_sgd_overflows_on_one_rank(another_precision):
     prepared = accelerator.prepare(optimizer)
     schedule = accelerator.prepare(torch.optim.lr_scheduler.StepLR(optimizer, 1, gamma=0.5))
     for step in range(4):
-        before = state_of(net)
+        before = flat_parameters(net)
         train(accelerator, net, prepared, [step], overflows=2)
         moves = step % 2 == 1 or not (step == 2 and accelerator.is_main_process)
-        assert torch.equal(before, state_of(net)) != moves
+        assert torch.equal(before, flat_parameters(net)) != moves
         assert not prepared.step_was_skipped
         schedule.step()
         # Accelerate takes a step of the schedule for each rank.
@@ -151,7 +151,7 @@ def test_local_sgd_overflows_on_one_rank(another_precision):
     scale = SCALE / 2 if accelerator.is_main_process else SCALE
     assert accelerator.scaler.get_scale() == scale
     assert optimizer.rounds == 2
-    same_everywhere(state_of(net))
+    same_everywhere(flat_parameters(net))
 
 
 def test_what_is_no_compressor_is_refused():

@@ -15,11 +15,11 @@ import torch.distributed as dist
 from accelerate.state import AcceleratorState
 from lightning.pytorch.callbacks import ModelCheckpoint
 from lightning.pytorch.plugins import MixedPrecision
+from nets import flat_parameters
 from trainer_runs import (
     SCALE,
     same_everywhere,
     scaler,
-    state_of,
     with_fp16,
 )
 from transformers import TrainerCallback
@@ -46,7 +46,7 @@ class Net(check_transformers.Net):
 def trained_by_transformers(own: ALQ, folder: str, after: After) -> None:
     class Watch(TrainerCallback):
         def on_step_end(self, *arguments, model, **others):
-            after.append((state_of(model), trainer.accelerator.scaler.get_scale()))
+            after.append((flat_parameters(model), trainer.accelerator.scaler.get_scale()))
 
     torch.manual_seed(0)
     # DDP builds its buckets anew after the first step, so a resumed run has them otherwise.
@@ -67,7 +67,7 @@ def trained_by_lightning(own: ALQ, folder: str, after: After) -> None:
             return loss * torch.inf if overflows else loss
 
         def on_train_batch_end(self, outputs, batch, index):
-            after.append((state_of(self), precision.scaler.get_scale()))
+            after.append((flat_parameters(self), precision.scaler.get_scale()))
 
     callbacks, precision = [Compress(own)], MixedPrecision("16-mixed", "cpu", scaler())
     if not RESUMES:
@@ -88,7 +88,7 @@ def trained_by_accelerate(own: ALQ, folder: str, after: After) -> None:
             accelerator.save_state(folder)
         check_accelerate.train(accelerator, model, optimizer, [step], OVERFLOWS)
         assert optimizer.step_was_skipped == (step == OVERFLOWS)
-        after.append((state_of(model), accelerator.scaler.get_scale()))
+        after.append((flat_parameters(model), accelerator.scaler.get_scale()))
 
 
 @pytest.mark.parametrize(

@@ -6,13 +6,13 @@ import lightning
 import pytest
 import torch
 import torch.nn.functional as F
+from nets import flat_parameters
 from torch.utils.data import DataLoader, TensorDataset
 from trainer_runs import (
     compressor,
     groups,
     network,
     same_everywhere,
-    state_of,
 )
 
 from hvd_adaptive.integrations.lightning import Compress
@@ -58,14 +58,14 @@ def test_later_fits_continue_and_another_module_starts_anew():
     for fits in range(1, 3):
         trainer_of([callback], 2).fit(model, loader())
         assert callback.compressor.step == 2 * fits
-    same_everywhere(state_of(model))
+    same_everywhere(flat_parameters(model))
     first = groups()
     for _ in range(2):
         other = Module()
         trainer_of([callback], 2).fit(other, loader())
         assert callback.compressor.step == 2
         assert groups() == first
-    same_everywhere(state_of(other))
+    same_everywhere(flat_parameters(other))
 
 
 @pytest.mark.parametrize("precision", ["bf16-mixed", "32-true"])
@@ -76,4 +76,4 @@ def test_accumulation_precision_and_a_compiled_module(precision):
     trainer.fit(compiled, loader())
     assert callback.compressor.step == 3
     assert 4 < callback.compressor.report()["bits_per_coordinate"] < 9
-    same_everywhere(state_of(model))
+    same_everywhere(flat_parameters(model))

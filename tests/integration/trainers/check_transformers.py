@@ -7,6 +7,7 @@ import os
 
 import pytest
 import torch
+from nets import flat_parameters
 from peft import LoraConfig, get_peft_model
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
@@ -14,7 +15,6 @@ from trainer_runs import (
     groups,
     same_everywhere,
     shared_folder,
-    state_of,
 )
 from transformers import Trainer, TrainerCallback, TrainingArguments
 
@@ -76,7 +76,7 @@ def test_further_trainings_of_the_same_module_continue():
         callback._trainer.add_callback(callback)
         callback._trainer.train()
     assert compressor.step == 3 * STEPS
-    same_everywhere(state_of(model))
+    same_everywhere(flat_parameters(model))
 
 
 def test_a_training_resumes_in_the_same_process():
@@ -97,7 +97,7 @@ def test_a_training_resumes_in_the_same_process():
         assert compressor.step == 6
         last = trainer.train(resume_from_checkpoint=True)
         assert compressor.step == last.global_step >= 6
-        same_everywhere(state_of(model))
+        same_everywhere(flat_parameters(model))
 
 
 def test_a_checkpoint_without_a_compressor_warns(caplog):
@@ -124,7 +124,7 @@ def test_auto_find_batch_size_tries_again(before):
     assert model.fail_at is None
     assert trainer.state.train_batch_size < 4
     assert compressor.step == before + STEPS
-    same_everywhere(state_of(model))
+    same_everywhere(flat_parameters(model))
 
 
 def test_bf16_a_compiled_model_accumulation_and_the_best_model():
@@ -140,13 +140,13 @@ def test_bf16_a_compiled_model_accumulation_and_the_best_model():
         assert trainer.state.best_model_checkpoint
     assert compressor.step == STEPS
     assert 4 < compressor.report()["bits_per_coordinate"] < 9
-    same_everywhere(state_of(model))
+    same_everywhere(flat_parameters(model))
 
 
 def test_lora_compresses_the_adapters_alone():
     model, compressor = net(), QSGD(bits=4, min_numel=1, error_feedback=1.0)
     adapted = get_peft_model(model, LoraConfig(r=4, target_modules=["first"]))
-    frozen = state_of(model.last)
+    frozen = flat_parameters(model.last)
     with shared_folder() as folder:
         trainer = trainer_of(adapted, folder, save_strategy="steps", save_steps=2)
         compress(trainer, compressor)
@@ -154,8 +154,8 @@ def test_lora_compresses_the_adapters_alone():
         trainer.train(resume_from_checkpoint=os.path.join(folder, "checkpoint-2"))
     assert compressor.step == STEPS
     assert compressor.report()["coordinates"] == 4 * (16 + 256)
-    assert torch.equal(state_of(model.last), frozen)
-    same_everywhere(state_of(adapted))
+    assert torch.equal(flat_parameters(model.last), frozen)
+    same_everywhere(flat_parameters(adapted))
 
 
 def test_models_of_a_search_start_anew():
@@ -165,15 +165,15 @@ def test_models_of_a_search_start_anew():
         trainer = trainer_of(None, folder, model_init=net, save_strategy="steps", save_steps=2)
         compress(trainer, compressor)
         trainer.train()
-        first, before = state_of(trainer.model), groups()
+        first, before = flat_parameters(trainer.model), groups()
         trainer.train()
         assert compressor.step == STEPS
-        assert torch.equal(state_of(trainer.model), first)
+        assert torch.equal(flat_parameters(trainer.model), first)
         assert groups() == before
         trainer.train(resume_from_checkpoint=os.path.join(folder, "checkpoint-2"))
         trainer.train()  # does not continue with what the resumed training had loaded
         assert compressor.step == STEPS
-        assert torch.equal(state_of(trainer.model), first)
+        assert torch.equal(flat_parameters(trainer.model), first)
     same_everywhere(first)
 
 
@@ -186,4 +186,4 @@ def test_a_trainer_accepts_local_sgd_and_warns(caplog):
         trainer_of(model, folder, optimizers=(optimizer, schedule)).train()
     assert optimizer.rounds == STEPS // 2
     assert "moved their parameters in the same way" in caplog.text
-    same_everywhere(state_of(model))
+    same_everywhere(flat_parameters(model))

@@ -41,10 +41,6 @@ def compressor() -> ALQ:
     return ALQ(bits=4, error_feedback=1.0)
 
 
-def state_of(model: nn.Module) -> torch.Tensor:
-    return torch.cat([p.detach().reshape(-1) for p in model.parameters()])
-
-
 def same_everywhere(values: torch.Tensor) -> None:
     """All ranks hold the same bits, and they are finite."""
     assert_same_everywhere(values)
