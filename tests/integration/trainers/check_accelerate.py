@@ -10,14 +10,7 @@ import torch.nn.functional as F
 from accelerate import Accelerator, DistributedDataParallelKwargs
 from accelerate.state import AcceleratorState
 from nets import flat_parameters
-from trainer_runs import (
-    SCALE,
-    compressor,
-    network,
-    same_everywhere,
-    shared_folder,
-    with_fp16,
-)
+from trainer_runs import SCALE, compressor, network, same_everywhere, shared_folder, with_fp16
 
 from hvd_adaptive import LocalSGD
 from hvd_adaptive.ddp import CompressionState, compression_hook

@@ -16,12 +16,7 @@ from accelerate.state import AcceleratorState
 from lightning.pytorch.callbacks import ModelCheckpoint
 from lightning.pytorch.plugins import MixedPrecision
 from nets import flat_parameters
-from trainer_runs import (
-    SCALE,
-    same_everywhere,
-    scaler,
-    with_fp16,
-)
+from trainer_runs import SCALE, same_everywhere, scaler, with_fp16
 from transformers import TrainerCallback
 
 from hvd_adaptive import ALQ

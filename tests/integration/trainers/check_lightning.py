@@ -8,12 +8,7 @@ import torch
 import torch.nn.functional as F
 from nets import flat_parameters
 from torch.utils.data import DataLoader, TensorDataset
-from trainer_runs import (
-    compressor,
-    groups,
-    network,
-    same_everywhere,
-)
+from trainer_runs import compressor, groups, network, same_everywhere
 
 from hvd_adaptive.integrations.lightning import Compress
 

@@ -11,11 +11,7 @@ from nets import flat_parameters
 from peft import LoraConfig, get_peft_model
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
-from trainer_runs import (
-    groups,
-    same_everywhere,
-    shared_folder,
-)
+from trainer_runs import groups, same_everywhere, shared_folder
 from transformers import Trainer, TrainerCallback, TrainingArguments
 
 from hvd_adaptive import ALQ, QSGD, LocalSGD

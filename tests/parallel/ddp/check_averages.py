@@ -6,14 +6,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from corrupt_alone import *  # noqa: F403
-from ddp_oracles import (
-    assert_same_everywhere,
-    backward,
-    gathered,
-    make_net,
-    own_gradients,
-    wrap,
-)
+from ddp_oracles import assert_same_everywhere, backward, gathered, make_net, own_gradients, wrap
 from scheme_cases import scheme
 from simulated_steps import take_step
 from torch import nn
