@@ -168,7 +168,7 @@ WAITS = {
 @pytest.mark.parametrize("door", WAITS)
 def test_ranks_that_wait_say_so(door, monkeypatch, said):
     """Again and again, and how to find the one that is missing, which is silent."""
-    late = RANK == RANKS - 1
+    late = RANK == 0
     for step in steps_of(door, QSGD(bits=4), dist.new_group()):
         monkeypatch.setattr(driver, "STALL", 0.3 if step == 2 else 60.0)
         time.sleep(1.0 if late and step == 2 else 0.0)
