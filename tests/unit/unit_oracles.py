@@ -5,19 +5,25 @@ Nothing here imports the package: what tests/wire_decoder.py reads, this writes.
 
 from __future__ import annotations
 
-import functools
-import itertools
 import re
 import struct
 
 import numpy as np
 import torch
-from wire_decoder import GOLDEN, HEADER, M32, NAMES, checksum, integers, packing, word_checksum
+from wire_decoder import (
+    GOLDEN,
+    HEADER,
+    M32,
+    NAMES,
+    Book,
+    checksum,
+    integers,
+    packing,
+    word_checksum,
+)
 from wire_decoder import mix as mix64
 from wire_decoder import stream as stream_key
 from wire_decoder import words_of as word_count
-
-from hvd_adaptive.kernels.prefix_tables import PrefixTables
 
 __all__ = ["GOLDEN", "checksum", "mix64", "stream_key", "word_checksum", "word_count"]
 
@@ -75,20 +81,12 @@ def omega(k: int) -> str:
     return groups(k) + "0"
 
 
-@functools.lru_cache(maxsize=16)
-def prefix_code(book: PrefixTables) -> dict[tuple[int, ...], str]:
-    """The codes of blocks of symbols, first bit first."""
-    pool, starts = book.blocks
-    codes = [f"{code:016b}"[::-1] for code in book.codes.tolist()]
-    blocks = [tuple(pool[a:b].tolist()) for a, b in itertools.pairwise(starts)]
-    return {b: c[:n] for b, c, n in zip(blocks, codes, book.lengths.tolist(), strict=True)}
-
-
-def prefix_bits(book: PrefixTables, symbols: np.ndarray) -> str:
+def prefix_bits(book: Book, symbols: np.ndarray) -> str:
     """The codes of symbols. The shortest code completes a block that they end in."""
-    codes, found, block = prefix_code(book), [], ()
+    codes = {block: f"{code:0{length}b}" for (length, code), block in book.by_code.items()}
+    found, block, most = [], (), len(book.children[0]) - 1
     for symbol in symbols.tolist():
-        block += (min(symbol, book.alphabet - 1),)
+        block += (min(symbol, most),)
         if block in codes:
             found.append(codes[block])
             block = ()
@@ -98,17 +96,13 @@ def prefix_bits(book: PrefixTables, symbols: np.ndarray) -> str:
     return "".join(found)
 
 
-def prefix_symbols(book: PrefixTables, bits: str, count: int) -> tuple[int, list[int]]:
+def prefix_symbols(book: Book, bits: list[int], count: int) -> tuple[int, list[int]]:
     """The end of the last code, and so many symbols; -1 if the stream ends before."""
-    blocks = {code: block for block, code in prefix_code(book).items()}
-    symbols, begin = [], 0
-    for end in range(len(bits) + 1):
-        if len(symbols) >= count:
-            return begin, symbols[:count]
-        if bits[begin:end] in blocks:
-            symbols += blocks[bits[begin:end]]
-            begin = end
-    return (begin, symbols[:count]) if len(symbols) >= count else (-1, [])
+    try:
+        symbols, end = book.read(bits, 0, count)
+    except IndexError:
+        return -1, []
+    return end, symbols.tolist()
 
 
 def received(payload: bytes) -> torch.Tensor:

@@ -97,18 +97,6 @@ def test_pairs_fill_the_square(streams):
         assert 1e-7 < stats.chisquare(counts).pvalue < 1 - 1e-7
 
 
-def test_no_rhythm_in_numbers_or_bits(streams):
-    """Periodograms of u and of its 8 highest bits, 131,071 frequencies: the largest ordinate of
-    noise exceeds log(131,071 * 1e7) = 27.9 with a chance of 1e-7 (each ordinate is exponential)."""
-    for u in streams[:2]:
-        k = (u * 2**24).astype(np.int64)
-        bits = [2.0 * (k >> bit & 1) - 1 for bit in range(16, 24)]
-        for signal in (standard(u), *bits):
-            power = np.abs(np.fft.rfft(signal)[1:-1]) ** 2 / N
-            assert power.max() < 27.9
-            assert stats.kstest(power, "expon").pvalue > 1e-7
-
-
 def test_streams_are_uncorrelated_at_every_shift(streams):
     """Of all 136 pairs, a stream with itself, too: cyclic cross-correlations at 262,144 shifts. One
     beyond 7.9 has p = 136 * 262,144 * 3e-15; together they look normal."""

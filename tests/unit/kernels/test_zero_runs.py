@@ -1,12 +1,15 @@
-"""Where zeros are: both backends alike, against a coder of strings; hostile streams are refused."""
+"""Where zeros are: both backends alike, read by tests/wire_decoder.py; hostile streams."""
 
 from __future__ import annotations
 
+import itertools
 import math
+import struct
 
 import numpy as np
 import pytest
 import torch
+import wire_decoder as wire
 from hypothesis import example, given
 from hypothesis import strategies as st
 
@@ -42,31 +45,9 @@ def vector(there: list[bool]) -> torch.Tensor:
     )
 
 
-def runs_of(there: list[bool]) -> list[tuple[int, int]]:
-    """Begin and end of each run of zeros."""
-    text = "".join("01"[value] for value in there)
-    found, at = [], 0
-    while (begin := text.find("0", at)) >= 0:
-        at = text.find("1", begin) if "1" in text[begin:] else len(text)
-        found.append((begin, at))
-    return found
-
-
-def stream_of(there: list[bool]) -> str:
-    """The bits of docs/wire_format.md."""
-    runs, before, low, unary = runs_of(there), -1, "", ""
-    zeros = there.count(False)
-    totals = len(there) - zeros + 1, zeros
-    k = [0, 0]
-    for i, total in enumerate(totals):
-        while 3 * 2 ** (k[i] + 1) * len(runs) <= 2 * total:
-            k[i] += 1
-    for begin, end in runs:
-        for number, bits in zip((begin - before, end - begin), k, strict=True):
-            low += "".join(str((number - 1) >> bit & 1) for bit in range(bits))
-            unary += "0" * ((number - 1) >> bits) + "1"
-        before = end
-    return low + unary
+def runs_of(there: list[bool]) -> int:
+    """How many runs of zeros there are."""
+    return sum(before and not own for before, own in itertools.pairwise([True, *there]))
 
 
 @given(patterns)
@@ -79,18 +60,16 @@ def test_any_pattern_is_described_and_read_again(there):
     assert cpu.has_zeros(flat) == reference.has_zeros(flat) == (False in there)
     if False not in there:
         return
-    bits = stream_of(there)
-    assert len(bits) <= len(there) + 1
     assert most_stream_bytes(len(there)) == math.ceil((len(there) + 1) / 64) * 8
     for ops in BACKENDS.values():
         mask, runs = ops.mark(flat)
-        assert runs == (len(there), there.count(False), len(runs_of(there)))
+        assert runs == (len(there), there.count(False), runs_of(there))
         marked = np.unpackbits(mask.numpy(), bitorder="little")
         assert marked[: len(there)].tolist() == there and not marked[len(there) :].any()
         stream = ops.write(mask, runs)
-        assert stream.numel() == math.ceil(len(bits) / 64) * 8
-        found = np.unpackbits(stream.numpy(), bitorder="little")
-        assert "".join(map(str, found))[: len(bits)] == bits and not found[len(bits) :].any()
+        section = struct.pack("<QQ", runs.zeros, runs.runs) + stream.numpy().tobytes()
+        assert wire.places(section, len(there)).tolist() == there
+        assert stream.numel() <= most_stream_bytes(len(there))
         assert torch.equal(ops.read(stream, runs), mask)
 
 
@@ -129,7 +108,7 @@ def test_a_stream_of_any_bytes_is_refused_or_read_alike(data, coordinates, zeros
     if masks[0] is not None:
         assert torch.equal(*masks)
         marked = np.unpackbits(masks[0].numpy(), bitorder="little")[:coordinates].tolist()
-        assert marked.count(0) == runs.zeros and len(runs_of(marked)) == runs.runs
+        assert marked.count(0) == runs.zeros and runs_of(marked) == runs.runs
         assert torch.equal(cpu.write(masks[1], runs), stream)
 
 
