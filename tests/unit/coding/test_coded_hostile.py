@@ -91,12 +91,8 @@ def test_every_changed_padding_bit_is_refused(case):
     assert refused > 0
 
 
-def test_bodies_of_another_length_or_coding(case):
+def test_bodies_of_another_coding(case):
     compressor, payload, _, _ = case
-    for change in (-64, -8, 8, 64):
-        data = payload[:change] if change < 0 else payload + bytes(change)
-        with pytest.raises(PayloadError):
-            decode(compressor, oracle.forge(data, length=len(data)))
     with pytest.raises(PayloadError):
         decode(compressor, oracle.forge(payload, coding=0))
     size = 96 + -(-compressor.parts.default.body_bytes(N) // 8) * 8

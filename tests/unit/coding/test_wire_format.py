@@ -85,6 +85,8 @@ def test_payloads_are_read_bit_for_bit(name, keep):
     assert (values[900:1200] == 0).all() or scheme.name == "linear_quantile"
     assert head["coding"] == {"huffman": 1, "elias": 2}.get(scheme.settings.coding, 0)
     assert head["checksum"] == wire.checksum(payload.numpy().tobytes())
+    assert (head["bucket_size"], head["layout"]) == (300, 0)
+    assert head["key"] == wire.stream(3, 0, 0, 2**63)
 
 
 @pytest.mark.many
