@@ -15,7 +15,7 @@ from hvd_adaptive.kernels.reference import eden as reference
 from oracle import rotated  # isort: skip
 
 
-@pytest.mark.parametrize(("n", "size"), [(128, 128), (100, 4096), (301, 512), (1060, 512)])
+@pytest.mark.parametrize(("n", "size"), [(128, 128), (1, 512), (100, 4096), (1060, 512)])
 @pytest.mark.parametrize("bits", (0.5, 1, 5))
 def test_encoding_and_decoding_follow_the_definition(n, size, bits):
     """Rotate by matrices, round to the nearest level, scale by S: all in float64."""

@@ -102,16 +102,6 @@ def test_bodies_of_other_rotations_are_added_too():
     assert (out - x).square().sum() <= 1e-4 * x.square().sum()
 
 
-@pytest.mark.parametrize("count", (1, 3, 64, 65, 1000, 4095))
-def test_partial_buckets(count):
-    """The error is that of whole buckets or less, and codes take whole rows of 64 at most."""
-    x = normal(count, seed=count)
-    codec = EDEN(bits=2).parts.default
-    mean = sum((codec.payloads.roundtrip(x, key) - x).square().sum() for key in range(40)) / 40
-    assert mean <= 1.1 * codec.expected_error * x.square().sum()
-    assert codec.body_bytes(count) == 8 + 4 + 4 * codec._packing.words(count)
-
-
 @pytest.mark.many
 @pytest.mark.parametrize("bits", (0.125, 0.5, 1, 2, 3))
 @pytest.mark.parametrize("law", ("head", "tail", "two-hot"))
