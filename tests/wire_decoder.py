@@ -21,19 +21,9 @@ GOLDEN = 0x9E3779B97F4A7C15
 DTYPES = {1: np.dtype("<f2"), 2: np.dtype("<u2"), 3: np.dtype("<f4"), 4: np.dtype("<f8")}
 HEADER = struct.Struct("<4sHBBII16sQQQIIQQQII")
 NAMES = (
-    *(
-        "magic",
-        "format",
-        "dtype",
-        "coding",
-        "alphabet",
-        "checksum",
-        "scheme",
-        "coordinates",
-        "full",
-    ),
-    *("bucket_size", "table_version", "table_fingerprint", "key", "layout", "length", "settings"),
-    "zeros",
+    *("magic", "format", "dtype", "coding", "alphabet", "checksum", "scheme", "coordinates"),
+    *("full", "bucket_size", "table_version", "table_fingerprint", "key", "layout", "length"),
+    *("settings", "zeros"),
 )
 SHARED_TABLE = ("alq", "amq", "qsgd", "nuqsgd", "terngrad")
 NUMBERS_A_BUCKET = {"onebit": 2, "signsgd": 1}
