@@ -69,6 +69,8 @@ def test_table_of_the_largest_words():
         assert as_text(int(table[k])) == text(k)
     lengths = (table[1:] >> np.uint64(32)).astype(np.int64)
     np.testing.assert_array_equal(lengths, elias_bits(np.arange(1, 2**21)))
+    assert elias_bits([[1, 2], [3, 4]]).tolist() == [[1, 3], [3, 6]]
+    assert elias_bits([]).shape == (0,)
     # A record is one of these, a sign and a level's number, behind 7 bits at most.
     assert lengths.max() + 1 + omega.code_length(127) + 7 <= 64
 

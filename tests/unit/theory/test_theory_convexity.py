@@ -24,15 +24,13 @@ SMOOTH = {"uniform": UNIFORM, "normal": Mixture([0.1], [0.2], [1.0]), "mixture":
 BOTH = pytest.mark.parametrize("symmetric", [True, False], ids=["symmetric", "zero-based"])
 
 
-def psi(law, levels, symmetric=False):
-    """Psi by quadrature over the density."""
-    table = np.concatenate([-levels[:1], levels]) if symmetric else levels
+def psi(law, levels):
+    """Psi by quadrature over the density, of a table that begins at 0."""
     total = 0.0
-    for low, high in pairwise(table):
-        start = max(low, 0.0)
+    for low, high in pairwise(levels):
         cost = lambda r, a=low, b=high: (b - r) * (r - a) * float(law.pdf(r))  # noqa: E731
-        middle = np.linspace(start, high, 4)
-        total += sum(integrate.quad(cost, a, b, epsabs=1e-14)[0] for a, b in pairwise(middle))
+        parts = pairwise(np.linspace(low, high, 4))
+        total += sum(integrate.quad(cost, a, b, epsabs=1e-14)[0] for a, b in parts)
     return total
 
 

@@ -36,10 +36,6 @@ def gaussian(step, rng) -> np.ndarray:
     return rng.standard_normal((400, 50)) / math.sqrt(50)
 
 
-def constant(step, rng) -> np.ndarray:
-    return np.full((400, 50), 1 / math.sqrt(50))
-
-
 def assert_mean(samples: np.ndarray, expected: float) -> None:
     deviation = samples.std(ddof=1) / math.sqrt(samples.size)
     assert abs(samples.mean() - expected) < 5 * deviation, (samples.mean(), expected, deviation)
@@ -55,17 +51,6 @@ def test_lemma_4_is_reached_where_gradient_and_residual_are_uncorrelated(gamma, 
         assert_mean(norms[-1], expected)
         deviation = norms.std(1, ddof=1) / math.sqrt(norms.shape[1])
         assert np.all(norms.mean(1) < expected + 5 * deviation)
-
-
-@pytest.mark.parametrize(("estimator", "beta"), [("unbiased", 0.1), ("mmse", 1.0), ("mmse", 0.3)])
-def test_lemma_4_holds_for_gradients_that_never_change(estimator, beta):
-    """mmse's residual then points along g: Eq. 15's like without correlation fails."""
-    gamma = 3.0
-    norms = squared_residuals(gamma, beta, estimator, constant, 150)
-    top = (norms.mean(1) + 5 * norms.std(1, ddof=1) / 20).max()
-    assert top < residual_bound(gamma, beta, estimator)
-    if estimator == "mmse":
-        assert norms[-1].mean() > 1.5 * residual_bound(gamma, beta, estimator, correlated=False)
 
 
 def test_correlated_bounds_hold_for_a_gradient_that_feeds_the_residual():

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import heapq
-from itertools import count
 
 import numpy as np
 
@@ -94,18 +93,16 @@ def symbol_shares(v, magnitudes, symmetric, order=2):
     return counts / v.size
 
 
-def huffman_lengths(shares):
-    """Code lengths of a Huffman code; one symbol alone takes a bit."""
-    lengths, order = np.zeros(len(shares), int), count()
-    heap = [(p, next(order), [i]) for i, p in enumerate(shares) if p > 0]
+def huffman_bits(shares):
+    """Expected bits a symbol of a Huffman code; one symbol alone takes a bit."""
+    heap = [p for p in shares if p > 0]
     heapq.heapify(heap)
-    if len(heap) == 1:
-        lengths[heap[0][2]] = 1
+    bits = 1.0 if len(heap) == 1 else 0.0
     while len(heap) > 1:
-        (p, _, a), (q, _, b) = heapq.heappop(heap), heapq.heappop(heap)
-        lengths[a + b] += 1
-        heapq.heappush(heap, (p + q, next(order), a + b))
-    return lengths
+        merged = heapq.heappop(heap) + heapq.heappop(heap)
+        bits += merged
+        heapq.heappush(heap, merged)
+    return bits
 
 
 class Samples:
