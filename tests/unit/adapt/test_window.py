@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 import torch
 from exact_errors import relative_error
-from states import through_disk
 
 from hvd_adaptive import ALQ, AMQ, ECDQ, QSGD
 from hvd_adaptive.adapt import updates
@@ -135,24 +134,6 @@ def test_the_scale_of_a_step_changes_no_table(name):
         plain.step(step % 2)
         scaled.step(step % 2, scale=2.0 ** (10 - 3 * step))
     assert np.array_equal(numbers(plain.compressor), numbers(scaled.compressor))
-
-
-@pytest.mark.many
-@pytest.mark.parametrize("saved_at", (97, 3, 7, 10))
-@pytest.mark.parametrize("name", MAKERS)
-def test_a_resumed_run_fits_the_same_tables(name, saved_at):
-    run = Run(MAKERS[name](update_steps=[0, 7, 12, 100]))
-    run.compressor.step = max(0, saved_at - 8)
-    while run.compressor.step < saved_at:
-        run.step(run.compressor.step % 2)
-    other = Run(MAKERS[name](update_steps=[0, 7, 12, 100]))
-    other.compressor.load_state_dict(through_disk(run.compressor.state_dict()))
-    while run.compressor.step <= min(s for s in (7, 12, 100) if s >= saved_at):
-        for each in (run, other):
-            each.step(each.compressor.step % 2)
-    assert np.array_equal(numbers(run.compressor), numbers(other.compressor))
-    versions = [each.compressor.report()["table_version"] for each in (run, other)]
-    assert versions[0] == versions[1] > 0
 
 
 def test_a_state_holds_samples_only_before_a_fit():
