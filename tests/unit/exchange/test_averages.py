@@ -29,6 +29,7 @@ KINDS = {
     "allgather": lambda rank: AllgatherExchange(RankInfo(RANKS, rank)),
     "scatter_reduce": lambda rank: ScatterReduceExchange(RankInfo(RANKS, rank)),
     "pairs": lambda rank: HierarchicalExchange(RankInfo(RANKS, rank, (0, 0, 1, 1))),
+    "one node": lambda rank: HierarchicalExchange(RankInfo(RANKS, rank, (0, 0, 0, 0))),
     "alone": lambda rank: HierarchicalExchange(RankInfo(RANKS, rank, (0, 1, 2, 3))),
     "float32": lambda rank: Plain(RankInfo(RANKS, rank)),
     "bfloat16": lambda rank: Half(RankInfo(RANKS, rank)),

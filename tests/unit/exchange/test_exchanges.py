@@ -6,13 +6,11 @@ import pytest
 import torch
 from parcels import begun, parcel
 from simulated_steps import take_step
+from test_averages import KINDS
 
 from hvd_adaptive import ALQ, QSGD, Hierarchical, simulate
 from hvd_adaptive.coding.payload import OwnedBuffer
 from hvd_adaptive.exchange.auto import EXCHANGES, name_of_exchange
-from hvd_adaptive.exchange.exchange import AllgatherExchange, RankInfo
-from hvd_adaptive.exchange.hierarchical import HierarchicalExchange
-from hvd_adaptive.exchange.scatter_reduce import ScatterReduceExchange
 from hvd_adaptive.simulate.stages import together
 from hvd_adaptive.transport.collectives import AllGather, AllToAll
 
@@ -29,19 +27,11 @@ def averaged(compressor, workers: int, dtype=torch.float32, sizes=SIZES):
     return exact, take_step(ranks, 0, parameters, gradients)
 
 
-COUNTED = {
-    "allgather": lambda rank: AllgatherExchange(RankInfo(4, rank)),
-    "scatter_reduce": lambda rank: ScatterReduceExchange(RankInfo(4, rank)),
-    "one node": lambda rank: HierarchicalExchange(RankInfo(4, rank, (0, 0, 0, 0))),
-    "two nodes": lambda rank: HierarchicalExchange(RankInfo(4, rank, (0, 0, 1, 1))),
-}
-
-
-@pytest.mark.parametrize("make", COUNTED.values(), ids=COUNTED)
-def test_collectives_are_as_many_as_are_sent(make):
+@pytest.mark.parametrize("kind", KINDS)
+def test_collectives_are_as_many_as_are_sent(kind):
     """Over torch.distributed, ranks submit collectives by these numbers."""
     codec, asked = QSGD(bits=4, bucket_size=64).parts.default, []
-    exchanges, flats = [make(rank) for rank in range(4)], [torch.ones(1000)] * 4
+    exchanges, flats = [KINDS[kind](rank) for rank in range(4)], [torch.ones(1000)] * 4
     routes = [
         begun(exchange.average(parcel(codec, flat, 900, 1 / 4), flat, flat.clone()), asked.append)
         for exchange, flat in zip(exchanges, flats, strict=True)

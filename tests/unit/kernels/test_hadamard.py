@@ -16,13 +16,6 @@ POWERS = tuple(1 << p for p in range(13))
 LARGE = (1 << 13, 1 << 14, 1 << 16)
 
 
-def sylvester(order: int) -> np.ndarray:
-    """(-1)^popcount(i & j)."""
-    i = np.arange(order, dtype=np.uint32)
-    ones = np.unpackbits((i[:, None] & i).view(np.uint8).reshape(order, order, 4), axis=2)
-    return 1 - 2 * (ones.sum(axis=2) % 2).astype(np.int64)
-
-
 def vectors(order: int, count: int = 3) -> np.ndarray:
     return np.random.default_rng(order).standard_normal((count, order)).astype(np.float32)
 

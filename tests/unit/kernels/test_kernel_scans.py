@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from hvd_adaptive.kernels.numba import tables as cpu
 from hvd_adaptive.kernels.reference import tables as reference
+from hvd_adaptive.levels import LOG_EDGES
 
 both = pytest.mark.parametrize("kernels", (cpu, reference), ids=("cpu", "reference"))
 
@@ -58,18 +59,10 @@ def test_exact_rules(kernels, norm):
         assert not np.signbit(got) or np.isnan(got)
 
 
-# Bins 1 to 127 begin at 2**(-28 + k//8) * (1 + k%8 / 8), bins 128 + k at 2**(-12 + k//128) *
-# (1 + k%128 / 128); bin 0 begins above zero; the last ends below one; then come zeros and ones.
-EDGES = np.array(
-    [2.0 ** (-28 + k // 8) * (1 + k % 8 / 8) for k in range(128)]
-    + [2.0 ** (-12 + k // 128) * (1 + k % 128 / 128) for k in range(1537)]
-)
-
-
 def counts(r: np.ndarray) -> np.ndarray:
-    """Independent counts of float32 values in [0, ...)."""
+    """Independent counts of float32 values in [0, ...): of each bin, of zeros and of ones."""
     r = np.asarray(r, np.float32).astype(np.float64)
-    inner = EDGES.copy()
+    inner = LOG_EDGES.copy()
     inner[0] = 5e-324
     binned, _ = np.histogram(r[(r > 0) & (r < 1)], inner)
     return np.concatenate([binned, [np.sum(r == 0)], [np.sum(r >= 1)]])
@@ -77,8 +70,8 @@ def counts(r: np.ndarray) -> np.ndarray:
 
 @both
 def test_every_edge_and_its_float32_neighbours(kernels):
-    edges = EDGES.astype(np.float32)
-    assert np.array_equal(edges.astype(np.float64), EDGES), "edges are exact in float32"
+    edges = LOG_EDGES.astype(np.float32)
+    assert np.array_equal(edges.astype(np.float64), LOG_EDGES), "edges are exact in float32"
     for values in (edges, np.nextafter(edges, np.float32(0)), np.nextafter(edges, np.float32(2))):
         for k in range(64):  # apart, so that neighbours' errors do not even out
             own = values[k::64]

@@ -6,8 +6,7 @@ import numpy as np
 import pytest
 import torch
 import unit_oracles as oracle
-from kernel_cases import ordinary, vector
-from test_hadamard import sylvester
+from kernel_cases import hadamard_matrix, ordinary, vector
 
 from hvd_adaptive import QCS
 from hvd_adaptive.kernels.reference import qcs as reference_qcs
@@ -40,7 +39,7 @@ def test_algorithm_one_in_float64(q, k, estimator):
         own = flat[bucket * 64 : bucket * 64 + n].double().numpy()
         g[: own.size] = own
         r, u = randomness(key, first, inside, n, rows)
-        h = sylvester(n)[:rows]
+        h = hadamard_matrix(n)[:rows].astype(float)
         v = h @ (r * g) / np.sqrt(rows)
         scale = np.abs(v).max() / q
         np.testing.assert_allclose(scales[bucket], scale, rtol=1e-5)

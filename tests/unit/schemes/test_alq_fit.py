@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import itertools
+import functools
 
-import numpy as np
 import pytest
 import torch
 from exact_errors import relative_error
+from kernel_cases import ordinary, vector
 from scheme_cases import PAPER
 
 from hvd_adaptive import ALQ, AMQ, ECDQ, QSGD
@@ -15,15 +15,13 @@ from hvd_adaptive import ALQ, AMQ, ECDQ, QSGD
 BUCKET = 256
 
 
-def gradient(n: int, seed: int = 0) -> torch.Tensor:
-    return torch.from_numpy(np.random.default_rng(seed).standard_normal(n).astype(np.float32))
-
-
-FITS = tuple(
-    itertools.product(
-        ("histogram", "normal"), (False, True), ("coordinate_descent", "gradient_descent")
-    )
-)
+gradient = functools.partial(vector, ordinary)
+FITS = [
+    {"statistics": statistics, "normalized": normalized, "solver": solver}
+    for statistics in ("histogram", "normal")
+    for normalized in (False, True)
+    for solver in ("coordinate_descent", "gradient_descent")
+]
 
 
 @pytest.mark.many
@@ -33,16 +31,8 @@ FITS = tuple(
 def test_levels_after_fit(bits, symmetric, norm):
     """Ascending float64 in [-1, 1], symmetric, of the right number; never worse than before."""
     flat = gradient(40 * BUCKET)
-    for statistics, normalized, solver in FITS:
-        compressor = ALQ(
-            bits=bits,
-            symmetric=symmetric,
-            norm=norm,
-            statistics=statistics,
-            normalized=normalized,
-            solver=solver,
-            bucket_size=BUCKET,
-        )
+    for fit in FITS:
+        compressor = ALQ(bits=bits, symmetric=symmetric, norm=norm, bucket_size=BUCKET, **fit)
         before = compressor.levels
         compressor.fit(flat)
         levels = compressor.levels
@@ -52,7 +42,7 @@ def test_levels_after_fit(bits, symmetric, norm):
         assert torch.equal(levels, -levels.flip(0))
         assert compressor.report()["table_version"] == 1
         was, now = (relative_error(flat.numpy(), t, BUCKET, norm) for t in (before, levels))
-        assert now <= was * 1.02, (statistics, normalized, solver, was, now)
+        assert now <= was * 1.02, (fit, was, now)
 
 
 def test_a_tensor_and_a_list_of_its_parts_give_the_same_table():

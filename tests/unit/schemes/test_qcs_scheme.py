@@ -8,12 +8,9 @@ import numpy as np
 import pytest
 import torch
 import unit_oracles as oracle
+from kernel_cases import ordinary, vector
 
 from hvd_adaptive import QCS
-
-
-def gradient(n: int, seed: int = 0) -> torch.Tensor:
-    return torch.from_numpy(np.random.default_rng(seed).standard_normal(n).astype(np.float32))
 
 
 @pytest.mark.parametrize("order", (16, 64, 96, 100, 256, 384))
@@ -55,7 +52,7 @@ def test_lengths(n, k, q):
         filled = min(order for order in orders if order >= rest) if rest else 0
         codes = count * k + -(-k * filled // n)
         body = 4 * (count + bool(rest) + oracle.word_count(codes, int(2 * q + 1)))
-        payload = scheme.encode(gradient(coordinates))
+        payload = scheme.encode(vector(ordinary, coordinates))
         assert payload.numel() == 96 + -(-body // 8) * 8
         assert scheme.decode(payload).numel() == coordinates
 

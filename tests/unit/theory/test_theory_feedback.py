@@ -20,20 +20,15 @@ GAMMAS = (0.05, 1.0, 20.0)
 KINDS = [(e, c) for e in ("unbiased", "mmse") for c in (False, True)]
 
 
-def squared_residuals(gamma, beta, estimator, gradients, steps, runs=400, n=50) -> np.ndarray:
-    """||r_t||² of Eqs 14a-d, (steps, runs); gradients(step, rng) are (runs, n)."""
+def squared_residuals(gamma, beta, estimator, steps, runs=400, n=50) -> np.ndarray:
+    """||r_t||² of Eqs 14a-d, (steps, runs), for independent gradients of mean zero, E||g||² = 1."""
     rng = np.random.default_rng(int(1000 * gamma) + 7)
     r, out = np.zeros((runs, n)), []
-    for step in range(steps):
-        z = gradients(step, rng) + beta * r
+    for _ in range(steps):
+        z = rng.standard_normal((runs, n)) / math.sqrt(n) + beta * r
         r = (1 - beta) * r + z - sparsified(z, gamma, estimator, rng)
         out.append((r**2).sum(1))
     return np.array(out)
-
-
-def gaussian(step, rng) -> np.ndarray:
-    """Independent of everything else, mean zero, E||g||² = 1."""
-    return rng.standard_normal((400, 50)) / math.sqrt(50)
 
 
 def assert_mean(samples: np.ndarray, expected: float) -> None:
@@ -47,7 +42,7 @@ def test_lemma_4_is_reached_where_gradient_and_residual_are_uncorrelated(gamma, 
     """Eq. 15 and its like for mmse are the limits of ||r||², here for an error of exactly γ."""
     for beta in (best_feedback(gamma, estimator, correlated=False)[0], 0.1):
         expected = residual_bound(gamma, beta, estimator, correlated=False)
-        norms = squared_residuals(gamma, beta, estimator, gaussian, 120)
+        norms = squared_residuals(gamma, beta, estimator, 120)
         assert_mean(norms[-1], expected)
         deviation = norms.std(1, ddof=1) / math.sqrt(norms.shape[1])
         assert np.all(norms.mean(1) < expected + 5 * deviation)
@@ -80,7 +75,7 @@ def test_the_limit_of_unbiased_feedback(factor):
     gamma = 3.0
     beta = factor * feedback_limit(gamma)
     growth, expected = (1 - beta) ** 2 + beta**2 * gamma, 0.0
-    norms = squared_residuals(gamma, beta, "unbiased", gaussian, 12)
+    norms = squared_residuals(gamma, beta, "unbiased", 12)
     for row in norms:
         expected = growth * expected + gamma
         assert_mean(row, expected)
