@@ -33,19 +33,23 @@ def optimal_levels(
     """
     r = np.asarray(r, dtype=np.float64).reshape(-1)
     w = np.ones_like(r) if weights is None else np.asarray(weights, float).reshape(-1)
-    levels = grid_optimum(_Samples.from_samples(r, w).of(r, w), count, symmetric, grid)
+    levels = grid_optimum(Samples.of(r, w), count, symmetric, grid)
     return Optimum(levels, sample_variance(levels, r, symmetric, w))
 
 
-class _Samples(Histogram):
+class Samples(Histogram):
     """The histogram of samples, with the weighted moments of the samples themselves."""
 
-    def of(self, r: Array, weights: Array) -> _Samples:
+    @classmethod
+    def of(cls, r: Array, weights: Array | None = None) -> Samples:
+        """r, weights: (n,)."""
+        weights = np.ones_like(r) if weights is None else weights
+        law = cls.from_samples(r, weights)
         order = np.argsort(r)
-        self._sorted, w = r[order], weights[order] / weights.sum()
-        powers = np.stack([w, w * self._sorted, w * self._sorted**2])
-        self._prefix = np.concatenate([np.zeros((3, 1)), np.cumsum(powers, axis=1)], axis=1)
-        return self
+        law._sorted, w = r[order], weights[order] / weights.sum()
+        powers = np.stack([w, w * law._sorted, w * law._sorted**2])
+        law._prefix = np.concatenate([np.zeros((3, 1)), np.cumsum(powers, axis=1)], axis=1)
+        return law
 
     def moments(self, x: ArrayLike, order: int = 2) -> Moments:
         return tuple(self._prefix[:, np.searchsorted(self._sorted, x, side="right")])

@@ -114,19 +114,6 @@ def test_with_error_feedback_and_tables_of_tensors(name, exchange):
         assert not any(average[rows].any() for average in averages(compressor, rows, 1))
 
 
-def test_averages_of_zeros_cost_no_codes():
-    """The second stage's payloads, too, hold half of the coordinates."""
-    rows = zero_rows("half of the rows")
-    sizes = {}
-    for keep in (True, False):
-        compressor = made("eden-2", keep_zeros=keep, **EXCHANGES["scatter_reduce"])
-        averages(compressor, rows, 1)
-        second = compressor.parts.default.second_stage(RANKS).codec
-        average = gradient(0, 0, rows).view(-1)
-        sizes[keep] = second.payloads.encode(average, average.numel(), 1).bytes.numel()
-    assert sizes[True] < 0.6 * sizes[False]
-
-
 def test_the_page_says_which_schemes_keep_zeros():
     """Always: the defaults of the class have a level 0. With the keyword: keep_zeros=True."""
     told = {}

@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from optimal_levels import Samples
 from theory_oracles import (
     ORDERS,
     TABLES,
-    Samples,
     adversaries,
     exponential,
     huffman_bits,
@@ -59,7 +59,7 @@ def test_huffman_codes_never_exceed_theorems_3_and_10(name, dimension):
         loose = code_length_bound(magnitudes, dimension, order, symmetric)
         for v in hard_vectors(magnitudes, symmetric, dimension, order):
             r = np.clip(np.abs(v) / np.linalg.norm(v, ord=order), 0, 1)
-            tight = code_length_bound(magnitudes, dimension, order, symmetric, Samples(r))
+            tight = code_length_bound(magnitudes, dimension, order, symmetric, Samples.of(r))
             measured = alq_bits(v, magnitudes, symmetric, order)
             assert measured <= min(tight, loose) * (1 + 1e-9), (order, measured, tight, loose)
 
@@ -69,7 +69,7 @@ def test_code_length_bound_is_nearly_reached():
     v = np.full(1000, 1.0)
     v[0] = 1.0001
     r = v / v.max()
-    bound = code_length_bound([0.0, 1.0], 1000, np.inf, False, Samples(r))
+    bound = code_length_bound([0.0, 1.0], 1000, np.inf, False, Samples.of(r))
     assert 0.999 * bound < alq_bits(v, np.array([0.0, 1.0]), False, np.inf) <= bound
 
 

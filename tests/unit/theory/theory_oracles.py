@@ -1,4 +1,4 @@
-"""Vectors, tables, codes and runs that the theory tests share; written apart from the package."""
+"""Vectors, tables and codes that the theory tests share; written apart from the package."""
 
 from __future__ import annotations
 
@@ -103,18 +103,3 @@ def huffman_bits(shares):
         bits += merged
         heapq.heappush(heap, merged)
     return bits
-
-
-class Samples:
-    """The law of given samples, atoms and all: what the package's Distribution protocol asks."""
-
-    def __init__(self, r):
-        self.r = np.sort(np.asarray(r, float))
-        powers = [self.r**k for k in range(3)]
-        self.sums = [np.concatenate([[0], np.cumsum(p)]) / self.r.size for p in powers]
-
-    def moments(self, x):
-        return tuple(s[np.searchsorted(self.r, x, side="right")] for s in self.sums)
-
-    def cdf(self, x):
-        return self.moments(x)[0]
