@@ -6,35 +6,24 @@ the samples' own moments.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import numpy as np
 from numpy.typing import ArrayLike
 
-from hvd_adaptive.levels import Histogram, sample_variance
+from hvd_adaptive.levels import Histogram
 from hvd_adaptive.levels.distributions import Array, Moments
 from hvd_adaptive.levels.optimal import grid_optimum
 
 
-@dataclass(frozen=True)
-class Optimum:
-    """magnitudes (K,) and their measured variance, sum of w_i sigma^2(r_i)."""
-
-    magnitudes: Array
-    variance: float
-
-
 def optimal_levels(
     r: ArrayLike, count: int, symmetric: bool, weights: ArrayLike | None = None, grid: int = 4096
-) -> Optimum:
+) -> Array:
     """Return the table of ``count`` magnitudes with the least measured variance.
 
     r: samples in [0, 1]; weights: the same shape. grid: candidate levels, more than ``count``.
     """
     r = np.asarray(r, dtype=np.float64).reshape(-1)
     w = np.ones_like(r) if weights is None else np.asarray(weights, float).reshape(-1)
-    levels = grid_optimum(Samples.of(r, w), count, symmetric, grid)
-    return Optimum(levels, sample_variance(levels, r, symmetric, w))
+    return grid_optimum(Samples.of(r, w), count, symmetric, grid)
 
 
 class Samples(Histogram):

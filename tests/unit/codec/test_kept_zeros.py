@@ -183,10 +183,6 @@ def test_the_error_is_that_of_the_payload(name):
 # Wrong descriptions -------------------------------------------------------------------------------
 
 
-def sparse_payload(compressor) -> bytes:
-    return compressor.encode(gradient(1000), seed=1).numpy().tobytes()
-
-
 LARGE = (2**63, 2**64 - 1)
 WRONG = {0: (0, 1, 1001, *LARGE), 8: (0, 501, *LARGE), 16: (0, 2**64 - 1)}
 
@@ -195,7 +191,7 @@ WRONG = {0: (0, 1, 1001, *LARGE), 8: (0, 501, *LARGE), 16: (0, 2**64 - 1)}
 def test_numbers_that_are_wrong(name):
     """With the right checksum: of zeros, of runs, of the first run; a section's length."""
     compressor = make(name)
-    good = sparse_payload(compressor)
+    good = compressor.encode(gradient(1000), seed=1).numpy().tobytes()
     begin = len(good) - oracle.read_field(good, "zeros")
     for at, value in ((at, value) for at, values in WRONG.items() for value in values):
         data = bytearray(good)

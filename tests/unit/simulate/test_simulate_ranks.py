@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+from nets import flat_parameters
 from scheme_cases import scheme
 from torch import nn
 
@@ -44,10 +45,6 @@ def sgd(parameters) -> torch.optim.Optimizer:
     return torch.optim.SGD(parameters, lr=0.1, momentum=0.9, weight_decay=1e-3)
 
 
-def parameters_of(model: nn.Module) -> torch.Tensor:
-    return torch.cat([p.detach().reshape(-1) for p in model.parameters()])
-
-
 def laid_out(model: nn.Module, settings) -> tuple[torch.Tensor, int, list[nn.Parameter]]:
     """The one group of a small float32 model: parameters as registered, quantised ones first."""
     by_name = dict(model.named_parameters())
@@ -85,7 +82,7 @@ def test_training_equals_a_loop_written_by_hand(name):
             parameter.grad = part.view(parameter.shape)
         stepper.step()
         assert result.rows[step]["bits_per_coordinate"] == 8 * len(payloads[0]) / len(average)
-    assert torch.equal(parameters_of(model), parameters_of(other))
+    assert torch.equal(flat_parameters(model), flat_parameters(other))
     assert compressor.step == steps
 
 

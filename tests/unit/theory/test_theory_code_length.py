@@ -10,13 +10,12 @@ from optimal_levels import Samples
 from theory_oracles import (
     ORDERS,
     TABLES,
-    adversaries,
     exponential,
+    hard_vectors,
     huffman_bits,
     quantize,
     symbol_shares,
     uniform,
-    vectors,
 )
 from unit_oracles import omega
 
@@ -30,12 +29,6 @@ from hvd_adaptive.theory import (
     sparse_code_bits,
     sparse_code_length_bound,
 )
-
-
-def hard_vectors(magnitudes, symmetric, dimension, order, seed=2):
-    rng = np.random.default_rng(seed)
-    found = [*vectors(rng, dimension), *adversaries(magnitudes, symmetric, dimension, order)]
-    return [v / np.max(np.abs(v)) for _, v in found if v.any()]
 
 
 def alq_bits(v, magnitudes, symmetric, order):

@@ -37,15 +37,15 @@ def signed(magnitudes, symmetric):
 
 
 def vectors(rng, dimension):
-    """(name, vector): random, sparse, constant, heavy-tailed, spread over decades."""
-    yield "normal", rng.normal(size=dimension)
-    yield "one-hot", np.eye(1, dimension)[0]
-    yield "sparse", np.where(rng.random(dimension) < 0.05, rng.normal(size=dimension), 0.0)
-    yield "constant", np.full(dimension, -3.0)
-    yield "cauchy", rng.standard_cauchy(dimension)
-    yield "lognormal", rng.lognormal(sigma=3, size=dimension)
-    yield "decades", 10.0 ** rng.uniform(-6, 0, dimension)
-    yield "huge", rng.normal(size=dimension) * 1e100
+    """Random, sparse, constant, heavy-tailed, spread over decades."""
+    yield rng.normal(size=dimension)
+    yield np.eye(1, dimension)[0]
+    yield np.where(rng.random(dimension) < 0.05, rng.normal(size=dimension), 0.0)
+    yield np.full(dimension, -3.0)
+    yield rng.standard_cauchy(dimension)
+    yield rng.lognormal(sigma=3, size=dimension)
+    yield 10.0 ** rng.uniform(-6, 0, dimension)
+    yield rng.normal(size=dimension) * 1e100
 
 
 def adversaries(magnitudes, symmetric, dimension, order):
@@ -65,7 +65,14 @@ def adversaries(magnitudes, symmetric, dimension, order):
         v[1 : fit + 1] = place
         rest = 1.0 if np.isinf(order) else max(0.0, 1 - fit * place**order) ** (1 / order)
         v[0] = rest
-        yield f"{place:.3g}", v
+        yield v
+
+
+def hard_vectors(magnitudes, symmetric, dimension, order, seed=2):
+    """All of these, in the scale of their largest coordinates."""
+    rng = np.random.default_rng(seed)
+    found = [*vectors(rng, dimension), *adversaries(magnitudes, symmetric, dimension, order)]
+    return [v / np.max(np.abs(v)) for v in found if v.any()]
 
 
 def neighbours(theta, table):
