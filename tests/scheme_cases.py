@@ -125,6 +125,13 @@ EVERY = (
 )
 
 
+def has_level_zero(label: str) -> bool:
+    """Whether the case's levels contain 0, by the papers."""
+    if "symmetric" in label or "paper" in label:
+        return False
+    return label.startswith(("alq", "amq", "qsgd", "nuqsgd", "terngrad", "natural", "sparse"))
+
+
 def scheme(label: str, **shared: Any) -> Make:
     """Return the case's constructor with more keywords; a call may override them."""
     return partial(CASES[label], **shared)

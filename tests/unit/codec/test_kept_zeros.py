@@ -7,7 +7,7 @@ import struct
 import pytest
 import torch
 import unit_oracles as oracle
-from scheme_cases import CASES, EVERY, scheme
+from scheme_cases import CASES, EVERY, has_level_zero, scheme
 
 from hvd_adaptive import ALQ, PayloadError, Tuning
 from hvd_adaptive.coding.payload import SIZE, Frame, read_header
@@ -19,19 +19,10 @@ KINDS = (
     *(*EVERY, "alq-3-paper", "alq-3-symmetric-huffman", "amq-4-symmetric", "bingrad-biased"),
     *("nuqsgd-5-p0.8-symmetric", "qsgd-3-elias", "qsgd-3-symmetric"),
 )
-# Schemes whose levels contain 0, by the papers.
-WITH_ZERO = {"alq", "amq", "qsgd", "nuqsgd", "terngrad", "natural", "sparse"}
 
 
 def make(name: str, **keywords):
     return scheme(name)(**{"bucket_size": BUCKET, "min_numel": 0, "keep_zeros": True} | keywords)
-
-
-def has_level_zero(name: str) -> bool:
-    """By the case's keywords alone."""
-    if "symmetric" in name or "paper" in name:
-        return False
-    return name.split("-")[0] in WITH_ZERO
 
 
 def gradient(count: int, seed: int = 0, zeros: float = 0.5) -> torch.Tensor:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from scheme_cases import CASES, EVERY, scheme
+from scheme_cases import CASES, EVERY, has_level_zero, scheme
 from simulated_steps import take_step
 
 from hvd_adaptive import Hierarchical, ScatterReduce, instances
@@ -36,10 +36,6 @@ MORE = (
     "qsgd-3-symmetric",
     "terngrad-clip2.5",
 )
-WITH_LEVEL_ZERO = {
-    *("alq-3", "alq-3-huffman", "amq-3", "natural", "nuqsgd-3", "nuqsgd-4-huffman"),
-    *("qsgd-3", "qsgd-3-elias", "sparse-0.2", "terngrad", "terngrad-clip2.5"),
-}
 
 
 def made(name: str, **keywords):
@@ -92,7 +88,7 @@ def test_rows_of_zeros_stay_zero(name, pattern, keep, exchange):
     """Without the keyword, those of schemes with a level 0."""
     rows = zero_rows(pattern)
     found = averages(made(name, keep_zeros=keep, **EXCHANGES[exchange]), rows)
-    if keep or name in WITH_LEVEL_ZERO:
+    if keep or has_level_zero(name):
         assert not any(average[rows].any() for average in found)
     elif name not in ("quantile-5", "orq-9-half-clip2.5"):  # a level may happen to be 0
         assert any(average[rows].any() for average in found)
