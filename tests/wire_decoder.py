@@ -150,6 +150,7 @@ def unpack(data: bytes, count: int, alphabet: int) -> np.ndarray:
     """The codes of a body's words."""
     digits, bits = packing(alphabet)
     words = np.frombuffer(data, "<u4")
+    assert words.size == words_of(count, alphabet)
     return fixed_width(words, count, bits) if digits == 1 else units(words, count, alphabet)
 
 
@@ -174,14 +175,11 @@ def fixed_width(words: np.ndarray, count: int, bits: int) -> np.ndarray:
         for i in range(min(512, count - begin)):
             q, k, lane = i // (16 * rows), i % (16 * rows) // 16, i % 16
             codes.append(lanes[lane] >> (4 * k + q) * bits & (1 << bits) - 1)
-    assert not words.size
     return np.array(codes, np.int64)
 
 
 def units(words: np.ndarray, count: int, alphabet: int) -> np.ndarray:
     digits, bits = packing(alphabet)
-    rows = -(-count // (16 * digits))
-    assert words.size == 16 * -(-rows * bits // 32)
     lanes = [lane_number(words, lane) for lane in range(16)]
     codes = []
     for i in range(count):

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 import unit_oracles as oracle
+import wire_decoder as wire
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from scheme_cases import EVERY, schemes
@@ -249,13 +250,10 @@ class TestStreams:
         assert torch.equal(coder.encode(words, count, stream.numel()), stream)
 
     @pytest.mark.parametrize("alphabet", ALPHABETS)
-    def test_segments_are_whole_words_and_buckets(self, alphabet):
-        packing = packing_of(alphabet)
+    def test_segments_are_those_of_the_wire_format(self, alphabet):
         for bucket in (1, 100, 512, 8192, 60_000, 2**31):
-            size = coders.segment_size(packing, bucket)
-            assert 2**15 <= size <= 2**17
-            assert packing.words(2 * size) == 2 * packing.words(size)
-            assert size % bucket == 0 or np.lcm(bucket, 512) > 2**17 or packing.digits > 1
+            found = coders.segment_size(packing_of(alphabet), bucket)
+            assert found == wire.segment_size(alphabet, bucket)
 
     @pytest.mark.parametrize("name", CODERS)
     def test_threads_make_the_same_bytes(self, name):

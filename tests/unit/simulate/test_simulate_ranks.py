@@ -47,11 +47,9 @@ def sgd(parameters) -> torch.optim.Optimizer:
 
 def laid_out(model: nn.Module, settings) -> tuple[torch.Tensor, int, list[nn.Parameter]]:
     """The one group of a small float32 model: parameters as registered, quantised ones first."""
-    by_name = dict(model.named_parameters())
-    large = [n for n in by_name if by_name[n].numel() >= settings.min_numel]
-    small = [n for n in by_name if n not in large]
-    ordered = [by_name[n] for n in large + small]
-    quantized = sum(by_name[n].numel() for n in large)
+    least = settings.min_numel
+    ordered = sorted(model.parameters(), key=lambda p: p.numel() < least)  # which is stable
+    quantized = sum(p.numel() for p in ordered if p.numel() >= least)
     if settings.tail == "full":
         quantized -= quantized % settings.bucket_size
     return torch.cat([p.grad.reshape(-1) for p in ordered]), quantized, ordered
