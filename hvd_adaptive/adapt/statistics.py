@@ -144,15 +144,17 @@ class NormalStatistic:
         """Return float64 (samples, 4), flattened.
 
         A row holds norm**2, coordinates (times the bucket's weight), mean and deviation; unused
-        rows are zeros.
+        rows are zeros. Of more buckets than samples, some are left out, and the others count more.
         """
-        rows = np.zeros((max(self.samples, len(buckets)), 4))
+        rows = np.zeros((self.samples, 4))
         if buckets:
-            moments = [_moments(*pair) for pair in zip(buckets, norms, strict=True)]
-            rows[: len(buckets), 0] = np.square(np.asarray(norms, np.float64))
+            kept = _spread(len(buckets), self.samples)
+            moments = [_moments(buckets[i], norms[i]) for i in kept]
+            rows[: len(kept), 0] = np.square(np.asarray(norms, np.float64)[kept])
             sizes = np.array([float(bucket.numel()) for bucket in buckets])
-            rows[: len(buckets), 1] = sizes if weights is None else sizes * weights
-            rows[: len(buckets), 2:] = stacked(moments).get().numpy()
+            sizes = sizes if weights is None else sizes * weights
+            rows[: len(kept), 1] = sizes[kept] * (len(buckets) / len(kept))
+            rows[: len(kept), 2:] = stacked(moments).get().numpy()
         return rows.reshape(-1)
 
     def joined(self, steps: Sequence[np.ndarray]) -> np.ndarray:
@@ -202,10 +204,14 @@ def _moments(bucket: torch.Tensor, norm: float) -> torch.Tensor:
 
 
 def _mixture(weights: np.ndarray, means: np.ndarray, deviations: np.ndarray) -> Mixture:
-    if len(weights) > MOST_COMPONENTS:
-        kept = np.linspace(0, len(weights) - 1, MOST_COMPONENTS).astype(int)
-        weights, means, deviations = weights[kept], means[kept], deviations[kept]
-    return Mixture(means, deviations, weights / weights.sum())
+    kept = _spread(len(weights), MOST_COMPONENTS)
+    weights = weights[kept]
+    return Mixture(means[kept], deviations[kept], weights / weights.sum())
+
+
+def _spread(count: int, most: int) -> np.ndarray:
+    """Return all of ``count`` indices, or ``most`` of them, evenly spaced."""
+    return np.linspace(0, count - 1, min(count, most)).astype(int)
 
 
 STATISTICS: dict[str, Callable[[int], HistogramStatistic | NormalStatistic]] = {

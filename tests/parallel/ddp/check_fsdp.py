@@ -176,12 +176,15 @@ def test_warm_up_is_exact():
         compressed.finish()
 
 
-def test_tables_are_fitted_at_the_end_of_update_steps():
+@pytest.mark.parametrize("statistics", ["histogram", "normal"])
+def test_tables_are_fitted_at_the_end_of_update_steps(statistics):
+    """To a bucket or more of each module and backward pass, which may be more than samples."""
     model = sharded(make())
-    compressor = ALQ(bits=3, bucket_size=256, update_steps=[0, 2])
+    compressor = ALQ(bits=3, bucket_size=256, update_steps=[0, 2], statistics=statistics)
     compressed = compress_reduce_scatter(model, compressor)
     versions, errors = [], []
     for _ in range(4):
+        backward(model, 1)
         stepped(model, compressed, 0)
         versions.append(compressor.report()["table_version"])
         errors.append(compressor.report()["relative_error"])

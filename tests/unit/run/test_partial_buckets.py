@@ -90,6 +90,19 @@ def test_normal_weighs_coordinates():
     assert float(one.cdf(0.02)) == pytest.approx(float(wanted.cdf(0.02)), rel=1e-6)
 
 
+def test_normal_keeps_as_many_rows_as_samples():
+    """FSDP2 draws a bucket of each module in each backward pass, which may be more."""
+    buckets = [normal(100) for _ in range(30)]
+    norms = [float(bucket.double().norm()) for bucket in buckets]
+    statistic, counts = NormalStatistic(20), np.arange(1.0, 31.0)
+    collected = statistic.collect(buckets, norms, counts)
+    kept = collected.reshape(20, 4)
+    np.testing.assert_allclose(kept[[0, -1], 1], [1.5 * 100, 1.5 * 3000])
+    np.testing.assert_allclose(kept[[0, -1], 0], np.square([norms[0], norms[-1]]))
+    joined = statistic.joined([collected, statistic.collect(buckets[:3], norms[:3])])
+    assert joined.shape == statistic.joined([collected]).shape
+
+
 # A step's layouts: sizes of members, and keywords.
 LAYOUTS = {
     "one group": ([60 * 512, 300], {}),
