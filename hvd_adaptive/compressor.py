@@ -264,7 +264,7 @@ class GradientCompressor(Changing, _Base, metaclass=RefusesClasses):
         - ``coordinates``: Number of gradient coordinates encoded.
         - ``uncompressed_bytes``: Their bytes before encoding.
         - ``payload_bytes``: Bytes encoded.
-        - ``wire_bytes``: Bytes sent by this rank, computed from the exchange.
+        - ``wire_bytes``: Bytes of payloads sent by this rank, computed (docs/monitoring.md).
         - ``bits_per_coordinate``: 8 payload_bytes / coordinates.
         - ``relative_error``: ‖Q(v) - v‖²/‖v‖² of the coordinates v that this rank quantises,
           estimated from some buckets (docs/monitoring.md).
