@@ -20,6 +20,9 @@ LONGEST_NAME = 48  # characters of a parameter's name in a group's label
 ALONE = 4
 # The first group, which the backward pass completes last, is at most this fraction of others.
 FIRST = 8
+# A group is at most this fraction of all coordinates, so that most of them are sent before the
+# backward pass ends, or has at most LEAST: sending one more group takes longer than waiting.
+PARTS, LEAST = 8, 2**19
 
 
 @dataclass(frozen=True)
@@ -155,6 +158,7 @@ def build_layout(
     by_name: bool = False,
     as_given: bool = False,
     before: int | None = 0,
+    total: int | None = None,
 ) -> Layout:
     """Cut members into groups of at most ``most_coordinates`` (rounded to whole buckets).
 
@@ -165,7 +169,8 @@ def build_layout(
 
     The backward pass reaches members in reverse order and completes a group with its first member.
     A group holds at most as many coordinates as there are before it (at least a FIRST-th of
-    ``most_coordinates``), so little is left to exchange after the backward pass.
+    ``most_coordinates``), so little is left to exchange after the backward pass. It holds at most a
+    PARTS-th of all, or LEAST, so the exchange begins early.
 
     Args:
         members: The tensors, in the order in which the model registers them.
@@ -177,11 +182,15 @@ def build_layout(
         as_given: Slots number members in the given order, not in that of names.
         before: Number of coordinates that the backward pass reaches after these members. None: all
             gradients arrive at the same time, and groups are as large as possible.
+        total: Number of all coordinates, if there are others than these members'.
     """
     given = list(members)
     ordered = given if as_given else sorted(given, key=lambda m: (natural_order(m.name), m.name))
-    most = max(bucket_size, most_coordinates // bucket_size * bucket_size)
-    first = most if before is None else max(bucket_size, most // FIRST)
+    first = most = max(bucket_size, most_coordinates // bucket_size * bucket_size)
+    if before is not None:
+        first = max(bucket_size, most // FIRST)
+        whole = sum(member.numel for member in given) if total is None else total
+        most = min(most, max(bucket_size, LEAST, whole // PARTS) // bucket_size * bucket_size)
     slots = {id(member): slot for slot, member in enumerate(ordered)}
     groups: list[Group] = []
     open_groups: dict[tuple[torch.dtype, str], _Builder] = {}

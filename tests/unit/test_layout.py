@@ -7,11 +7,13 @@ import random
 from collections import Counter
 
 import numpy as np
+import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
 from hvd_adaptive.exchange.exchange import AllgatherExchange, RankInfo
+from hvd_adaptive.hooks.ddp.buckets import by_bucket
 from hvd_adaptive.layout import ALONE, FIRST, Group, Layout, Member, build_layout
 
 DTYPES = (torch.float32, torch.float16, torch.bfloat16, torch.float64)
@@ -230,3 +232,23 @@ def test_a_worked_example():
         [(2, 24, 40, 0)],
     ]
     assert [(g.quantized, g.full) for g in layout.groups] == [(6, 2), (8, 0), (16, 0), (16, 0)]
+
+
+@pytest.mark.parametrize("table", [400_000, 8_000_000])
+def test_groups_leave_during_the_backward_pass(table):
+    """Layers of a model whose embedding comes first: the last ones do not wait for the others."""
+    layers = [Member(f"layer.{i}", (100_000,), torch.float32) for i in range(64)]
+    members = [Member("embedding", (table,), torch.float32), *layers]
+    layout = build_layout(
+        members, min_numel=1024, bucket_size=8192, tail="quantize", most_coordinates=2**22
+    )
+    bound = max(2**19, (table + 6_400_000) // 8)
+    sizes = [group.coordinates for group in layout.groups]
+    assert max(sizes) <= bound
+    assert min(sizes[2:-1]) > bound / 2, "groups are filled"
+    buckets = [members[:20], members[20:]]
+    bounds = {"min_numel": 1024, "bucket_size": 8192, "tail": "quantize"}
+    in_turn = by_bucket(buckets, in_turn=True, most_coordinates=2**22, **bounds)
+    assert max(group.coordinates for group in in_turn.groups) <= bound
+    at_once = by_bucket(buckets, in_turn=False, most_coordinates=2**22, **bounds)
+    assert max(group.coordinates for group in at_once.groups) > 2 * bound

@@ -191,9 +191,10 @@ def by_bucket(buckets: Sequence[Sequence[Member]], in_turn: bool, **bounds: Any)
     members: list[Member] = []
     groups: list[Group] = []
     fingerprints = []
+    total = sum(member.numel for bucket in buckets for member in bucket)
     for bucket in buckets:
         before = sum(member.numel for member in members) if in_turn else None
-        layout = build_layout(bucket, as_given=True, before=before, **bounds)
+        layout = build_layout(bucket, as_given=True, before=before, total=total, **bounds)
         groups += [group.moved(len(members)) for group in layout.groups]
         members += layout.members
         fingerprints.append(layout.fingerprint)
