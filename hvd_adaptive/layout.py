@@ -164,8 +164,8 @@ def build_layout(
 
     A group holds members of one dtype and part. Members of fewer than ``min_numel`` coordinates and
     those without a part join their neighbours of part "" in full precision. A member of at least a
-    quarter of a group (ALONE) has groups of its own, which need not be gathered, cut evenly at
-    bucket boundaries.
+    quarter of ``most_coordinates`` (ALONE), or more than a group holds, has groups of its own,
+    which need not be gathered, cut evenly at bucket boundaries.
 
     The backward pass reaches members in reverse order and completes a group with its first member.
     A group holds at most as many coordinates as there are before it (at least a FIRST-th of
@@ -187,6 +187,7 @@ def build_layout(
     given = list(members)
     ordered = given if as_given else sorted(given, key=lambda m: (natural_order(m.name), m.name))
     first = most = max(bucket_size, most_coordinates // bucket_size * bucket_size)
+    alone = -(-most // ALONE)
     if before is not None:
         first = max(bucket_size, most // FIRST)
         whole = sum(member.numel for member in given) if total is None else total
@@ -202,7 +203,7 @@ def build_layout(
         quantize = member.part is not None and member.numel >= min_numel
         kind = (member.dtype, (member.part or "") if quantize else "")
         if kind not in open_groups:
-            open_groups[kind] = _Builder(*kind, most, first, bucket_size, tail, groups)
+            open_groups[kind] = _Builder(*kind, most, first, alone, bucket_size, tail, groups)
         open_groups[kind].add(slot, member.numel, quantize, before)
         before += member.numel
     for builder in open_groups.values():
@@ -225,13 +226,15 @@ def digest(described: object) -> int:
 @dataclass
 class _Builder:
     """Append groups of one dtype and part to ``groups``, one member at a time. A group has at most
-    ``most`` coordinates, the one that begins with the first member at most ``first``.
+    ``most`` coordinates, the one that begins with the first member at most ``first``. Members of
+    ``alone`` coordinates or more have groups of their own.
     """
 
     dtype: torch.dtype
     part: str
     most: int
     first: int
+    alone: int
     bucket_size: int
     tail: str
     groups: list[Group]
@@ -242,7 +245,7 @@ class _Builder:
 
     def add(self, slot: int, numel: int, quantize: bool, before: int) -> None:
         """Add a member; ``before``: the number of coordinates of all members before it."""
-        if ALONE * numel >= self.most:
+        if numel >= min(self.alone, self.most):
             self._add_alone(slot, numel, quantize, before)
             return
         if self.size + numel > self.limit:
