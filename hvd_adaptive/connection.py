@@ -98,6 +98,11 @@ class ApartFromHorovod(Connection):
                 f"serves {other.serves[1]} now: construct another (or close() it)"
             )
 
+    def release(self) -> None:
+        """Close the compressor, unless it serves something else now."""
+        if self.compressor._training.connection is self:
+            self.compressor.close()
+
 
 def describe(compressor: Any) -> str:
     """Return what the step in progress waits for, in lines; "" if there is none.

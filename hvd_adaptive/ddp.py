@@ -180,8 +180,7 @@ class CompressionState:
         Every rank of the model must call this at the same place, when no backward pass runs.
         """
         self.session.close()
-        if self.compressor._training.connection is self.session:
-            self.compressor.close()
+        self.session.release()
 
     def __getstate__(self) -> dict[str, Any]:
         logger.info("process group and parameters are not saved with a CompressionState")

@@ -192,6 +192,7 @@ def build_layout(
         first = max(bucket_size, most // FIRST)
         whole = sum(member.numel for member in given) if total is None else total
         most = min(most, max(bucket_size, LEAST, whole // PARTS) // bucket_size * bucket_size)
+        alone = min(alone, most)
     slots = {id(member): slot for slot, member in enumerate(ordered)}
     groups: list[Group] = []
     open_groups: dict[tuple[torch.dtype, str], _Builder] = {}
@@ -245,7 +246,7 @@ class _Builder:
 
     def add(self, slot: int, numel: int, quantize: bool, before: int) -> None:
         """Add a member; ``before``: the number of coordinates of all members before it."""
-        if numel >= min(self.alone, self.most):
+        if numel >= self.alone:
             self._add_alone(slot, numel, quantize, before)
             return
         if self.size + numel > self.limit:

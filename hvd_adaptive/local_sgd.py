@@ -203,7 +203,7 @@ class LocalSGD(WrappedOptimizer):
         """
         self._wait()
         if self._exchange is not None:
-            self._exchange.close()
+            self._exchange.release()
         world = find_world(*self._ranks)
         exchange = None
         if world is not None and world.size > 1:

@@ -60,11 +60,10 @@ class RoundExchange:
         if self._session is not None:
             self._session.reconnect()
 
-    def close(self) -> None:
-        """Close the compressor, unless it serves something else now."""
-        session = self._session
-        if session is not None and session.compressor._training.connection is session:
-            session.compressor.close()
+    def release(self) -> None:
+        """Close the compressor; see ``ApartFromHorovod``."""
+        if self._session is not None:
+            self._session.release()
 
     def lay_out(self, fragments: Fragments) -> None:
         """Prepare for averages of the parameters that were ``averaged`` last."""

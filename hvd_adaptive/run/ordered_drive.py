@@ -25,11 +25,10 @@ import torch
 from hvd_adaptive.base.errors import RankMismatchError
 from hvd_adaptive.base.tensors import HostCopy, stacked
 from hvd_adaptive.run.agreement import disagreement, position
-from hvd_adaptive.run.driver import Drive, Driver, Road
+from hvd_adaptive.run.driver import Drive, Driver, Road, Worker
 from hvd_adaptive.run.ordered import OrderedStep
 
 if TYPE_CHECKING:
-    from hvd_adaptive.run.driver import Worker
     from hvd_adaptive.run.rank_context import RankContext
 
 logger = logging.getLogger("hvd_adaptive")

@@ -29,7 +29,7 @@ from hvd_adaptive.hooks.horovod.placeholder import (
 )
 from hvd_adaptive.hooks.horovod.unfinished import JoinedStep
 from hvd_adaptive.layout import Layout, Member, build_layout
-from hvd_adaptive.run.driver import Drive, Road
+from hvd_adaptive.run.driver import Drive, Road, Worker
 from hvd_adaptive.run.unordered import UnorderedStep
 from hvd_adaptive.transport.collectives import InFlight
 from hvd_adaptive.transport.horovod_world import Abandoned
@@ -38,7 +38,6 @@ if TYPE_CHECKING:
     from hvd_adaptive.hooks.horovod.binding import Binding
     from hvd_adaptive.hooks.horovod.placeholder import Placeholders
     from hvd_adaptive.hooks.horovod.served import Watch
-    from hvd_adaptive.run.driver import Worker
 
 logger = logging.getLogger("hvd_adaptive")
 
