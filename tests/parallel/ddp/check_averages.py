@@ -7,6 +7,7 @@ import torch
 import torch.distributed as dist
 from corrupt_alone import *  # noqa: F403
 from ddp_oracles import assert_same_everywhere, backward, gathered, make_net, own_gradients, wrap
+from exact_averages import check, test_compressed, test_warm_up  # noqa: F401
 from scheme_cases import scheme
 from simulated_steps import take_step
 from torch import nn

@@ -9,6 +9,7 @@ import pytest
 import torch
 from doors import *  # noqa: F403
 from doors import DIFFERENT, EXCHANGES, SCHEMES, assert_independent, differing, numbers
+from exact_averages import *  # noqa: F403
 from feedback_doors import *  # noqa: F403
 from nets import make_net, train
 from training import Training, assert_same_everywhere, trained
