@@ -117,16 +117,14 @@ class TableCodec(Codec):
 
     def expected_errors(self, flat: torch.Tensor) -> torch.Tensor:
         """Return the variance of ALQ Eqs 1, 2, plus the loss by clipping."""
-        size, count = self.settings.bucket_size, flat.numel()
-        bucket, squares = max(1, min(size, count)), squares_of(flat, size)
+        bucket = max(1, min(self.settings.bucket_size, flat.numel()))
         clipped = flat if self.settings.clip is None else self._clipped(flat)
         ops = kernels.for_device(flat.device)
-        norms = ops.bucket_norms(clipped, bucket, self.norm)
-        errors = ops.variances(clipped, norms, bucket, self._table.kernel)
-        errors *= norms.to(torch.float64).square()
+        found = ops.errors(clipped, bucket, self.norm, self._table.kernel)
         if clipped is not flat:
-            errors += squares_of(flat - clipped, size)
-        return torch.stack([errors, squares], dim=1)
+            found[:, 0] += squares_of(flat - clipped, bucket)
+            found[:, 1] = squares_of(flat, bucket)
+        return found
 
     def coded_body(self, body: torch.Tensor, coordinates: int) -> torch.Tensor | None:
         at = 4 * self._buckets(coordinates)

@@ -22,7 +22,7 @@ import torch
 
 # The fast backends of each subject of tensors; ``reference`` serves all of them.
 SUBJECTS: dict[str, tuple[str, ...]] = {
-    "tables": ("numba", "triton"),  # level tables, norms, histograms, variances
+    "tables": ("numba", "triton"),  # level tables, norms, histograms, errors
     "bucket": ("numba", "triton"),  # codes of buckets that have levels of their own
     "levels": ("numba", "triton"),  # levels of a bucket
     "onebit": ("numba",),

@@ -160,15 +160,15 @@ def histogram(bucket: torch.Tensor, scale: float) -> torch.Tensor:
     return index.new_zeros(BINS + 2).scatter_add_(0, index, number.to(torch.int64))
 
 
-def variances(
+def errors_of(
     flat: torch.Tensor, norms: torch.Tensor, bucket_size: int, table: KernelTable
 ) -> torch.Tensor:
-    """Return the variance of each bucket of ``flat`` (float32, (n,)): float64 (buckets,).
+    """Return for each bucket of ``flat`` (float32, (n,)) the expected squared error of rounding it
+    without bias, and its squared L2 norm: float64 (buckets, 2).
 
-    A bucket's variance is the sum over its coordinates of (u - r)(r - l), the variance of rounding
-    r = abs(v)/norm to its neighbours l <= r <= u without bias (ALQ paper, Eqs 1, 2), in units of
-    the squared norm. It is 0 if the norm is 0, NaN if the norm is NaN. The function does not wait
-    for the result. norms: float32 (buckets,).
+    The error is norm**2 times the sum over coordinates of (u - r)(r - l), the variance of rounding
+    r = abs(v)/norm to its neighbours l <= r <= u (ALQ paper, Eqs 1, 2). It is 0 if the norm is 0,
+    NaN if the norm is NaN. The function does not wait for the result. norms: float32 (buckets,).
 
     Kernels for CPU tensors compute the same sums in the same order: ranks choose bits by them
     (codec/second_stage.py), and must choose alike.
@@ -176,17 +176,18 @@ def variances(
     ends = _ends(table, flat.device)
     padded = flat.new_zeros(len(norms) * bucket_size)
     padded[: flat.numel()] = flat
-    inverse = 1 / norms.to(torch.float64)[:, None]
-    r = (padded.view(len(norms), bucket_size).abs() * inverse).clamp(max=1)
-    r = r.to(torch.float32).to(torch.float64)
+    rows, wide = padded.view(len(norms), bucket_size), norms.to(torch.float64)
+    r = (rows.abs() * (1 / wide[:, None])).clamp(max=1).to(torch.float32).to(torch.float64)
     index = torch.bucketize(r, ends[1:-1])
     variance = (ends[index + 1] - r) * (r - ends[index])
     # The last bucket may be shorter than its padded length.
     places = torch.arange(padded.numel(), device=flat.device).view(r.shape)
     variance = torch.where(places < flat.numel(), variance, 0.0)
+    terms = torch.stack([variance, rows.to(torch.float64).square()])
     # On the host a cumulative sum adds one term after the other. On a GPU it is not deterministic.
-    total = variance.cumsum(dim=1)[:, -1] if flat.device.type == "cpu" else variance.sum(dim=1)
-    return torch.where(norms == 0, 0.0, total)
+    sums = terms.cumsum(dim=2)[..., -1] if flat.device.type == "cpu" else terms.sum(dim=2)
+    error = torch.where(norms == 0, 0.0, sums[0] * wide.square())
+    return torch.stack([error, sums[1]], dim=1)
 
 
 @functools.lru_cache(maxsize=64)

@@ -72,11 +72,11 @@ def quantization_error(scheme: GradientCompressor | Codec, flat: torch.Tensor) -
     if codec.settings.clip is not None:
         clipped = ops.clipped(flat, bucket, codec.settings.clip)
         lost = clipped.double() - flat.double()
-    norms = ops.bucket_norms(clipped, bucket, codec.norm)
     # NaN for a non-finite bucket.
-    of_buckets = ops.variances(clipped, norms, bucket, codec.table.kernel)
-    variance = float((of_buckets * norms.double().square()).sum())
-    return QuantizationError(variance, float(of_buckets.sum()), lost)
+    of_buckets = ops.errors(clipped, bucket, codec.norm, codec.table.kernel)[:, 0]
+    norms = ops.bucket_norms(clipped, bucket, codec.norm).double()
+    normalized = torch.where(norms == 0, 0.0, of_buckets / norms.square())
+    return QuantizationError(float(of_buckets.sum()), float(normalized.sum()), lost)
 
 
 @dataclass(frozen=True)

@@ -8,6 +8,7 @@ from collections.abc import Callable
 import numpy as np
 import torch
 
+from hvd_adaptive.kernels.constants import NORM_LANES
 from hvd_adaptive.kernels.numba import encoder, permute, scan
 from hvd_adaptive.kernels.numba.decoder import addresses, decoder_of
 from hvd_adaptive.kernels.numba.jit import jit
@@ -50,11 +51,12 @@ def bucket_norms(flat, bucket_size, norm):
     return torch.from_numpy(scan.bucket_norms(flat.numpy(), bucket_size, norm == "linf"))
 
 
-def variances(
-    flat: torch.Tensor, norms: torch.Tensor, bucket_size: int, table: KernelTable
-) -> torch.Tensor:
-    arrays = interval_ends(table), table.search, table.corrections
-    return torch.from_numpy(_variances(flat.numpy(), norms.numpy(), bucket_size, *arrays))
+def errors(flat: torch.Tensor, bucket_size: int, norm: str, table: KernelTable) -> torch.Tensor:
+    arrays = _ends(table), table.search, table.corrections
+    return torch.from_numpy(_errors(flat.numpy(), bucket_size, norm == "linf", *arrays))
+
+
+_ends = functools.lru_cache(maxsize=64)(interval_ends)
 
 
 _NO_CELLS, _NO_TREE = np.zeros(1, np.uint8), np.zeros(1, np.float32)
@@ -87,16 +89,20 @@ def _prepared(table: KernelTable) -> tuple[Callable, tuple]:
 
 
 @jit
-def _variances(x, norms, bucket_size, ends, cells, corrections):
-    total = np.zeros(norms.size, np.float64)
+def _errors(x, bucket_size, linf, ends, cells, corrections):
+    count = (x.size + bucket_size - 1) // bucket_size
+    found, acc = np.zeros((count, 2), np.float64), np.empty(NORM_LANES, np.float32)
     rs = np.empty(min(bucket_size, x.size), np.float32)
     places = np.empty(rs.size, np.int32)
-    for b in range(norms.size):
-        if not norms[b] > 0:
-            total[b] = norms[b]
-            continue
+    for b in range(count):
         part = x[b * bucket_size : min(x.size, (b + 1) * bucket_size)]
-        inverse, added = 1 / np.float64(norms[b]), 0.0
+        norm, variance, square = np.float64(scan.norm_of(part, linf, acc)), 0.0, 0.0
+        if not norm > 0:
+            for j in range(part.size):
+                square += np.float64(part[j]) * np.float64(part[j])
+            found[b] = norm, square
+            continue
+        inverse = 1 / norm
         # The look-ups do not vectorise: all else is done before them.
         for j in range(part.size):
             r = np.float32(min(np.abs(np.float64(part[j])) * inverse, 1.0))
@@ -108,6 +114,7 @@ def _variances(x, norms, bucket_size, ends, cells, corrections):
             for _ in range(corrections):
                 i += np.uint64(ends[i + np.uint64(1)] < r)
             low, high, wide = ends[i], ends[i + np.uint64(1)], np.float64(r)
-            added += (np.float64(high) - wide) * (wide - np.float64(low))
-        total[b] = added
-    return total
+            variance += (np.float64(high) - wide) * (wide - np.float64(low))
+            square += np.float64(part[j]) * np.float64(part[j])
+        found[b] = variance * (norm * norm), square
+    return found

@@ -90,7 +90,7 @@ def _scans() -> None:
     tables.bucket_norms(flat, 100, "l2")
     tables.clipped(flat, 100, 2.5)
     tables.histogram(flat, 10.0)
-    tables.variances(flat, torch.ones(1, **HOST), 100, kernel_table(np.array([0.5, 1.0]), True))
+    tables.errors(flat, 100, "l2", kernel_table(np.array([0.5, 1.0]), True))
     checksum.checksum(flat.view(torch.int32), 0)
 
 

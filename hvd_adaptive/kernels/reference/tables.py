@@ -13,9 +13,9 @@ from hvd_adaptive.kernels.tables import (
     MANTISSA_BITS,
     UNIFORM_SCALE,
     KernelTable,
+    errors_of,
 )
 from hvd_adaptive.kernels.tables import histogram as histogram
-from hvd_adaptive.kernels.tables import variances as variances
 
 
 def encode(
@@ -79,6 +79,11 @@ def bucket_norms(flat: torch.Tensor, bucket_size: int, norm: str) -> torch.Tenso
         norms = _sqrt(add_lanes(rows * rows)) / factor
     norms = torch.where(norms < SMALLEST_NORM, torch.zeros_like(norms), norms)
     return torch.where(torch.isfinite(norms), norms, torch.full_like(norms, torch.nan))
+
+
+def errors(flat: torch.Tensor, bucket_size: int, norm: str, table: KernelTable) -> torch.Tensor:
+    """Return ``errors_of`` buckets that are scaled by ``norm``."""
+    return errors_of(flat, bucket_norms(flat, bucket_size, norm), bucket_size, table)
 
 
 def clipped(flat: torch.Tensor, bucket_size: int, clip: float) -> torch.Tensor:

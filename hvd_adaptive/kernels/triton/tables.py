@@ -12,9 +12,8 @@ import triton.language as tl
 
 from hvd_adaptive.kernels.packing import check_sections
 from hvd_adaptive.kernels.random import signed
-from hvd_adaptive.kernels.tables import KernelTable
+from hvd_adaptive.kernels.tables import KernelTable, errors_of
 from hvd_adaptive.kernels.tables import histogram as histogram
-from hvd_adaptive.kernels.tables import variances as variances
 from hvd_adaptive.kernels.triton import quantize
 from hvd_adaptive.kernels.triton.decoder import unpack_add
 from hvd_adaptive.kernels.triton.encoder import Scheme, Tile, pack, pack_tile
@@ -61,6 +60,10 @@ def bucket_norms(flat, bucket_size, norm):
     norms = flat.new_empty(-(-flat.numel() // bucket_size))
     _fill_norms(flat, bucket_size, norm, None, norms)
     return norms
+
+
+def errors(flat, bucket_size, norm, table):
+    return errors_of(flat, bucket_norms(flat, bucket_size, norm), bucket_size, table)
 
 
 def _fill_norms(
