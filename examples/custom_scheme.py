@@ -17,7 +17,7 @@ from typing import Any
 import horovod.torch as hvd
 import torch
 import torch.nn.functional as F
-from flags import make_parser, parse, say, start
+from flags import parse, say, start, weight
 from lenet import LeNet, read_images, split
 
 from hvd_adaptive.custom import Scheme, Settings, in_buckets, uniforms
@@ -73,7 +73,13 @@ def make_bytes(args: argparse.Namespace, seed: int) -> Bytes:
 
 def main(words: list[str] | None = None) -> dict[str, float]:
     """Train; returns the accuracy and bits per coordinate."""
-    parser = make_parser(__doc__)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--bucket-size", type=int, help="coordinates that share one scale")
+    parser.add_argument("--error-feedback", type=weight, metavar="WEIGHT", help="0 to 1, or auto")
+    parser.add_argument("--exchange", help="how payloads travel")
+    parser.add_argument("--no-cuda", action="store_true", help="run on the CPU")
     parser.add_argument("--steps", type=int, default=150)
     parser.add_argument("--batch-size", type=int, default=32, help="of each rank (32)")
     parser.add_argument("--lr", type=float, default=0.02)

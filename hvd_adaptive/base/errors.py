@@ -52,6 +52,14 @@ class ResidualError(RuntimeError):
     """
 
 
+def given_up() -> RuntimeError:
+    """Return the error for a gradient whose step was given up."""
+    return RuntimeError(
+        "this gradient's step was given up: since then backward has run again, or another call, "
+        "such as hvd.allreduce, has used its compressor"
+    )
+
+
 class WarnOnce:
     """Logger of a first message as a warning, and of all later ones at level DEBUG.
 

@@ -18,6 +18,7 @@ from __future__ import annotations
 from collections.abc import Generator, Iterable
 from typing import TYPE_CHECKING
 
+from hvd_adaptive.base.errors import given_up
 from hvd_adaptive.feedback import Residuals
 from hvd_adaptive.layout import Layout
 from hvd_adaptive.run.step import Step
@@ -186,4 +187,4 @@ class OrderedStep(Step):
 
     def _advance_oldest(self) -> None:
         if not self._turn(wait=True):
-            raise RuntimeError("this gradient's step was given up: backward has run again since")
+            raise given_up()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import torch
 
+from hvd_adaptive.base.errors import given_up
 from hvd_adaptive.run.step import Step
 
 
@@ -81,5 +82,5 @@ class UnorderedStep(Step):
     def _advance_oldest(self) -> None:
         """Wait for the collective that was submitted first, and advance its group."""
         if not self._flying:
-            raise RuntimeError("this gradient's step was given up: backward has run again since")
+            raise given_up()
         self._advance(self._flying[0])

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 import torch
 
-from hvd_adaptive.base.errors import RankMismatchError
+from hvd_adaptive.base.errors import RankMismatchError, given_up
 from hvd_adaptive.base.tensors import finished_on
 from hvd_adaptive.hooks.horovod.elastic import take_first_state
 from hvd_adaptive.hooks.horovod.placeholder import (
@@ -133,7 +133,7 @@ class HorovodDrive(Drive):
         if self.left.is_set() or self.generation is not self.binding.world.generation:
             with self.lock:
                 if not self.over.is_set():
-                    self.fail(_abandoned())
+                    self.fail(given_up())
             return None
         with self.lock:
             self._alone = len(SESSIONS) > 1 and self._is_left_alone()
@@ -323,7 +323,7 @@ class HorovodDrive(Drive):
         if isinstance(error, Abandoned):
             sent = InFlight(error.name, error.operation, error.handle)
             self.binding.abandoned.add(sent, self.generation)
-            error = _abandoned()
+            error = given_up()
         super().fail(error)
 
     def give_up(self) -> None:
@@ -331,10 +331,6 @@ class HorovodDrive(Drive):
         self.binding.world.left = None
         if self.step is not None:
             self.binding.abandoned.add_step(self.step, self.generation)
-
-
-def _abandoned() -> RuntimeError:
-    return RuntimeError("this gradient's step was given up: backward has run again since")
 
 
 def _new_step(binding: Binding, layout: Layout, worker: Worker | None) -> UnorderedStep:

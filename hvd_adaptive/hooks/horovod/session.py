@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from hvd_adaptive.base.errors import WarnOnce
+from hvd_adaptive.base.errors import WarnOnce, given_up
 from hvd_adaptive.base.tensors import wide_of
 from hvd_adaptive.changes import begin_step
 from hvd_adaptive.coding.payload import DTYPE_CODES
@@ -238,7 +238,7 @@ class Session(Connection):
     def _complete(self, drive: HorovodDrive, output: torch.Tensor) -> None:
         """Wait for all averages of a step, all of whose gradients have arrived."""
         if drive.error is None and drive is not self._driver.drive:
-            raise RuntimeError("this gradient's step was given up: backward has run again since")
+            raise given_up()
         if drive.watch is not None:
             watch, drive.watch = drive.watch, None
             if names := watch.changed():
