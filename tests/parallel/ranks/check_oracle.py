@@ -31,8 +31,7 @@ from oracle.training import Case, Residuals, Trial  # isort: skip
 pytestmark = pytest.mark.ranks
 
 # `make ranks` draws ten times as many cases, other ones under each launcher.
-PARTS, CASES = 4, 30
-TIMES = 10 if ALL in os.environ else 1
+PARTS, CASES = 40 if ALL in os.environ else 4, 30
 
 
 class Twin:
@@ -134,7 +133,7 @@ def test_cases_drawn_from_all_settings(part):
 
     @seed(1000 * part + 10 * hvd.size() + gloo)
     @settings(
-        max_examples=CASES * TIMES,
+        max_examples=CASES,
         deadline=None,
         database=None,
         phases=[Phase.generate],
