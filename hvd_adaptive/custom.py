@@ -24,15 +24,14 @@ from __future__ import annotations
 import torch
 
 from hvd_adaptive import kernels
-from hvd_adaptive.codec.adaptive_codec import uniform_codec
-from hvd_adaptive.codec.codec import Codec
+from hvd_adaptive.codec.adaptive_codec import PlainCodec
 from hvd_adaptive.compressor import GradientCompressor
 from hvd_adaptive.settings import Settings
 
 __all__ = ["Scheme", "Settings", "in_buckets", "uniforms"]
 
 
-class Scheme(GradientCompressor, Codec):
+class Scheme(GradientCompressor, PlainCodec):
     """Base of custom schemes, which are their own codecs.
 
     Args:
@@ -42,12 +41,8 @@ class Scheme(GradientCompressor, Codec):
     name: str = ""
 
     def __init__(self, settings: Settings) -> None:
-        Codec.__init__(self, settings)
+        PlainCodec.__init__(self, settings)
         GradientCompressor.__init__(self, self)
-
-    def second_codec(self, bits: int) -> Codec:
-        """Return QSGD's codec, which encodes averages."""
-        return uniform_codec(bits, self._for_averages())
 
 
 def in_buckets(flat: torch.Tensor, bucket_size: int) -> torch.Tensor:

@@ -316,3 +316,12 @@ def uniform_codec(
     table = LevelTable(bits, False, uniform_magnitudes(1 << (bits - 1), False))
     adaptation = Adaptation(False, None, samples, statistics)
     return FixedCodec("qsgd", Settings(coding=coding, **keywords), "linf", table, adaptation, {})
+
+
+class PlainCodec(Codec):
+    """Base of codecs whose averages are encoded by ``uniform_codec``."""
+
+    coding_of_averages = "fixed"
+
+    def second_codec(self, bits: int) -> Codec:
+        return uniform_codec(bits, self._for_averages(), self.coding_of_averages)

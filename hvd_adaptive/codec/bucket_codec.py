@@ -4,14 +4,12 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Sequence
-from types import ModuleType
 
 import torch
 
 from hvd_adaptive import kernels
 from hvd_adaptive.base.checks import check_choice
-from hvd_adaptive.codec.adaptive_codec import uniform_codec
-from hvd_adaptive.codec.codec import Codec
+from hvd_adaptive.codec.adaptive_codec import PlainCodec
 from hvd_adaptive.kernels.packing import packing_of
 from hvd_adaptive.settings import Settings
 
@@ -34,9 +32,7 @@ class Float32Levels:
         return 4 * buckets * numbers
 
     def rounded(self, levels: torch.Tensor) -> torch.Tensor:
-        """Return the levels, float32 (buckets, numbers), each row ascending, as the receiver
-        decodes them.
-        """
+        """Return levels (float32, each row ascending) as the receiver decodes them."""
         return levels
 
     def write(self, levels: torch.Tensor, section: torch.Tensor) -> None:
@@ -108,30 +104,24 @@ def _power(exponents: torch.Tensor) -> torch.Tensor:
     return ((exponents.to(torch.int64) + 1023) << 52).view(torch.float64).unsqueeze(1)
 
 
-class BucketCodec(Codec):
+class BucketCodec(PlainCodec):
     """Base of codecs that quantise each bucket to levels computed from its own coordinates.
 
     The body holds ``numbers`` numbers of ``level_dtype`` for each bucket, from which a receiver
     computes its ``alphabet`` levels, then the codes' 32-bit words (kernels/packing.py). A codec
-    defines ``name``, ``codec_settings``, ``quantize_buckets`` and, unless the numbers are the
-    levels, ``values``.
+    defines ``name``, ``codec_settings`` and ``quantize_buckets``.
     """
+
+    alphabet = 0  # until the constructor has set it
 
     def __init__(
         self, settings: Settings, alphabet: int, numbers: int, level_dtype: str = "float32"
     ) -> None:
         self.level_dtype = check_choice("level_dtype", level_dtype, tuple(FORMATS))
-        self._alphabet, self._numbers = alphabet, numbers
+        self.alphabet, self._numbers = alphabet, numbers
         self._format = FORMATS[self.level_dtype]
         self._packing = packing_of(alphabet)
         super().__init__(settings)
-
-    def second_codec(self, bits: int) -> Codec:
-        return uniform_codec(bits, self._for_averages())
-
-    @property
-    def alphabet(self) -> int:
-        return self._alphabet
 
     @abstractmethod
     def quantize_buckets(
@@ -140,8 +130,8 @@ class BucketCodec(Codec):
         """Fill ``words`` with the codes; return the buckets' numbers, float32 (buckets, ...)."""
 
     def values(self, numbers: torch.Tensor) -> torch.Tensor:
-        """Return the buckets' ascending levels, float32 (buckets, alphabet), from their numbers."""
-        return numbers
+        """Return the buckets' levels (float32): their numbers, or -b and b if there is one."""
+        return numbers if self._numbers > 1 else torch.cat([-numbers, numbers], dim=1)
 
     def body_bytes(self, coordinates: int) -> int:
         return self._level_bytes(coordinates) + 4 * self._packing.words(coordinates)
@@ -159,22 +149,8 @@ class BucketCodec(Codec):
         for body in bodies:
             numbers = self._format.read(body[:at], buckets, self._numbers)
             pairs.append((self.values(numbers), body[at:].view(torch.int32)))
-        code_kernels(out).decode_add(pairs, self._bucket(out.numel()), factor, out)
+        decode = kernels.for_device(out.device, "bucket").decode_add
+        decode(pairs, self._bucket(out.numel()), factor, out)
 
     def _level_bytes(self, coordinates: int) -> int:
         return self._format.section_bytes(self._buckets(coordinates), self._numbers)
-
-
-def mirrored(numbers: torch.Tensor) -> torch.Tensor:
-    """Return two levels, -b and b, from one number."""
-    return torch.cat([-numbers, numbers], dim=1)
-
-
-def code_kernels(flat: torch.Tensor) -> ModuleType:
-    """Return the kernels that round, pack and decode tensors on the device of ``flat``."""
-    return kernels.for_device(flat.device, "bucket")
-
-
-def level_kernels(flat: torch.Tensor) -> ModuleType:
-    """Return the kernels that compute the levels of buckets on the device of ``flat``."""
-    return kernels.for_device(flat.device, "levels")

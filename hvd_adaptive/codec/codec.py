@@ -14,7 +14,7 @@ import torch
 from hvd_adaptive import states
 from hvd_adaptive.adapt.coverage import GROWTH, Coverage, Usable
 from hvd_adaptive.adapt.schedule import UpdateSchedule
-from hvd_adaptive.adapt.statistics import Adaptation, weights_of
+from hvd_adaptive.adapt.statistics import Adaptation
 from hvd_adaptive.base.tensors import HOST, check_supported
 from hvd_adaptive.codec.payloads import Payloads
 from hvd_adaptive.codec.quantizer import Quantizer
@@ -30,16 +30,10 @@ from hvd_adaptive.settings import Settings
 
 
 class Codec(Quantizer):
-    """A quantiser with a second stage, a codec of averages over ranks.
+    """A quantiser with a second stage, a codec of averages over ranks."""
 
-    Attributes:
-        payloads: What encodes and decodes payloads of this quantiser.
-        adaptation: How the codec is fitted to gradients (adapt/statistics.py); None if it never is.
-        is_fitted: Whether a fit changes anything.
-    """
-
-    adaptation: Any = None
-    is_fitted = False
+    adaptation: Any = None  # how it is fitted to gradients (adapt/statistics.py), if it is
+    is_fitted = False  # whether a fit changes anything
 
     def __init__(self, settings: Settings) -> None:
         super().__init__(settings)
@@ -104,11 +98,8 @@ class FittedCodec(Codec):
     joins those of several steps of this rank, the last of which is this step, in one vector of a
     fixed length; ``refit``, which returns the update for all ranks' statistics; ``apply_update``,
     which applies it (``part`` is named in the log), and returns whether it need not be repeated
-    soon; and ``refit_second`` if it is a codec of averages.
-
-    Attributes:
-        adaptation: Statistics and schedule.
-        norm: Norm by which buckets are divided: "l2" or "linf".
+    soon; and ``refit_second`` if it is a codec of averages. Buckets are divided by their ``norm``,
+    "l2" or "linf".
     """
 
     adaptation: Adaptation
@@ -122,8 +113,7 @@ class FittedCodec(Codec):
 
     def _usable(self, buckets: Sequence[torch.Tensor]) -> Usable:
         """Return the usable buckets, clipped if the settings say so."""
-        weights, without_zeros = weights_of(buckets), self.leaves_zeros_out
-        return Usable.among(buckets, weights, self.norm, self._clipped, without_zeros)
+        return Usable.among(buckets, self.norm, self._clipped, self.leaves_zeros_out)
 
     def _usable_in(self, buckets: Sequence[torch.Tensor]) -> Usable:
         """Return ``_usable`` buckets; raise ValueError if there is none."""
@@ -138,13 +128,11 @@ def buckets_of(
     settings: Settings,
     without_zeros: bool = False,
 ) -> list[torch.Tensor]:
-    """Return the buckets (float32, 1-D) that ``encode`` would cut from gradients laid end to end.
+    """Return the buckets (float32, 1-D) that ``encode`` would cut from gradients laid end to end;
+    raise ValueError if they are neither a tensor nor a list of tensors.
 
     The partial bucket at the end is included unless ``tail="full"``; if no whole bucket exists, in
     any case. Zeros are left out if ``without_zeros`` (coding/zeros.py).
-
-    Raises:
-        ValueError: ``gradients`` is neither a tensor nor a list of tensors.
     """
     tensors = [gradients] if isinstance(gradients, torch.Tensor) else gradients
     if not isinstance(tensors, list | tuple) or not all(map(torch.is_tensor, tensors)):

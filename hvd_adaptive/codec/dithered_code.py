@@ -43,15 +43,12 @@ def classes_of(delta: float) -> int:
 
 @dataclass(frozen=True, eq=False)
 class DitheredCode:
-    """All values that ranks must share to read each other's payloads.
-
-    Attributes:
-        delta: A bucket's step in units of its root mean square.
-        probabilities: float64 (classes, 2 most + 2), of the symbols -most..most and of the escape.
+    """All values that ranks must share to read each other's payloads: a bucket's step in units of
+    its root mean square, and probabilities of the symbols -most..most and of the escape.
     """
 
     delta: float
-    probabilities: Array
+    probabilities: Array  # float64 (classes, 2 most + 2)
 
     @classmethod
     def of_law(cls, law: Distribution, unit: float, delta: float) -> DitheredCode:
@@ -151,10 +148,7 @@ class DitheredCode:
 
 
 def ideal_delta(law: Distribution, unit: float, bits: float) -> float:
-    """Return the delta at which ideal codes spend ``bits``, by bisection in its logarithm; if there
-    is none, the least or the largest delta.
-    """
-
+    """Return the delta at which ideal codes spend ``bits``, or the nearest one in its range."""
     low, high = np.log2(LEAST_DELTA), np.log2(MOST_DELTA)
     if _ideal_bits(law, unit, LEAST_DELTA) <= bits:
         return LEAST_DELTA
@@ -169,9 +163,7 @@ def ideal_delta(law: Distribution, unit: float, bits: float) -> float:
 
 @functools.cache
 def gaussian_law() -> Histogram:
-    """Return the law of normal coordinates of root mean square 1/GAUSSIAN_UNIT, for before the
-    first fit.
-    """
+    """Return the law of normal coordinates of root mean square 1/GAUSSIAN_UNIT, before any fit."""
     from scipy.special import erf  # slow to import, and only ECDQ needs it
 
     cumulated = erf(LOG_EDGES * (GAUSSIAN_UNIT / np.sqrt(2)))
@@ -184,9 +176,7 @@ GAUSSIAN_UNIT = 16.0
 
 @functools.lru_cache(maxsize=64)
 def gaussian_code(bits: float | None, delta: float | None) -> DitheredCode:
-    """Return the code for Gaussian buckets that spends ``bits``, or if that is None has step
-    ``delta``.
-    """
+    """Return Gaussian buckets' code that spends ``bits`` or, if these are None, has this step."""
     law = gaussian_law()
     if bits is not None:
         return DitheredCode.of_rate(law, GAUSSIAN_UNIT, bits)

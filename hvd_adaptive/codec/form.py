@@ -54,21 +54,15 @@ Received = torch.Tensor | Arrived
 class Form:
     """What all payloads of a quantiser, with its current table, of one frame have in common.
 
-    Attributes:
-        header: Their header, without key and checksum: that of a payload that leaves no zeros out,
-            whose body is not coded and, if its length varies, has the most bytes.
-        body: Bytes of that body.
-        varies: Whether the bytes of bodies vary.
-        coding: Coding of bodies that are coded.
-        leaves_zeros_out: Whether bodies hold the coordinates that are not zero.
+    The header has neither key nor checksum. It is that of a payload that leaves no zeros out, whose
+    body is not coded and, if its length varies, has the most bytes.
     """
 
     quantizer: Quantizer
     header: Header
-    body: int
-    varies: bool
-    coding: str
-    leaves_zeros_out: bool
+    body: int  # bytes of that body
+    varies: bool  # whether the bytes of bodies vary
+    coding: str  # of bodies that are coded
 
     @classmethod
     def of(cls, quantizer: Quantizer, frame: Frame) -> Form:
@@ -94,8 +88,7 @@ class Form:
             zeros=0,
         )
         coding = "fixed" if quantizer.coder is None else quantizer.settings.coding
-        varies = quantizer.varies(quantized)
-        return cls(quantizer, header, body, varies, coding, quantizer.leaves_zeros_out)
+        return cls(quantizer, header, body, quantizer.varies(quantized), coding)
 
     def encode(
         self, values: torch.Tensor, full: torch.Tensor, key: int, memory: OwnedBuffer | None
@@ -104,7 +97,7 @@ class Form:
         ``full`` precision; for ``memory`` see ``Payloads.encode``.
         """
         quantizer, header, size = self.quantizer, self.header._replace(key=key), self.body
-        zeros = Zeros.of(values) if self.leaves_zeros_out else None
+        zeros = Zeros.of(values) if quantizer.leaves_zeros_out else None
         section, body = None, None
         if zeros is not None:
             section, values = zeros.section(), zeros.others_of(values)
@@ -155,7 +148,7 @@ class Form:
         own = own._replace(
             length=header.length,
             coding=header.coding if header.coding == "fixed" else self.coding,
-            zeros=header.zeros if self.leaves_zeros_out else 0,
+            zeros=header.zeros if self.quantizer.leaves_zeros_out else 0,
         )
         if header != own:
             raise PayloadError(_difference(self.quantizer, header, own, self.coding))

@@ -20,20 +20,16 @@ MOST_BITS = 16  # of a code, including its sign
 
 @dataclass(frozen=True, eq=False)
 class LevelTable:
-    """Levels shared by all ranks.
+    """Levels shared by all ranks; invalid magnitudes or probabilities raise ValueError.
 
     Attributes:
         bits: Bits of a code, including the sign.
         symmetric: True for 2**(bits-1) positive magnitudes and their negatives (ALQ paper, App.
             B.3); False if the first magnitude is 0 (section 3).
-        magnitudes: float64, ascending; the last one is 1. A zero-based table may have fewer than
-            its bits allow.
+        magnitudes: float64, ascending to 1. A zero-based table may have fewer than its bits allow.
         version: Number of fits.
         probabilities: float64, probability of each signed level in ascending order at the time of
             the fit (Props 6, 8); None if they were not needed.
-
-    Raises:
-        ValueError: The magnitudes or probabilities are invalid.
     """
 
     bits: int

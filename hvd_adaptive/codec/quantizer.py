@@ -70,9 +70,7 @@ class Quantizer(ABC):
 
     @property
     def table_state(self) -> tuple[int, int, int]:
-        """Return ``alphabet``, ``table_version`` and ``table_fingerprint``, with which all that
-        follows from the table changes.
-        """
+        """Return three numbers with which all that follows from the table changes."""
         return self.alphabet, self.table_version, self.table_fingerprint
 
     @abstractmethod
@@ -131,9 +129,7 @@ class Quantizer(ABC):
         out: torch.Tensor,
         add: bool = True,
     ) -> None:
-        """Do as ``decode_bodies``, for bodies of codecs with these settings and this seed, without
-        waiting for a GPU.
-        """
+        """Do as ``decode_bodies``, without waiting for a GPU, for bodies with this codec's seed."""
         self.decode_bodies(bodies, keys, factor, out, add)
 
     def add_bodies(

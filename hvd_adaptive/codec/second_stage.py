@@ -71,9 +71,7 @@ _looked_at: set[tuple[str, str, int]] = set()
 
 @dataclass(frozen=True)
 class SecondStage:
-    """How averages of ``ranks`` ranks are sent: by ``codec``, or in full precision if ``bits`` is
-    32.
-    """
+    """How averages of ``ranks`` ranks are sent: by ``codec``, or unquantised if ``bits`` is 32."""
 
     ranks: int
     bits: int
@@ -121,9 +119,9 @@ def _choose(codec: Quantizer, ranks: int) -> int:
     if all(law.is_lossless for law in laws):
         return FULL_PRECISION
     bits = max(law.least_bits for law in laws)
-    share = max(law.share(bits) for law in laws)
+    share = max(law.added(bits)[0] for law in laws)
     while bits < MOST_BITS:
-        further = max(law.share(bits + 1) for law in laws)
+        further = max(law.added(bits + 1)[0] for law in laws)
         if share - further <= WORTH:
             break
         bits, share = bits + 1, further
@@ -132,16 +130,14 @@ def _choose(codec: Quantizer, ranks: int) -> int:
 
 
 def warn_of_averages(codec: Quantizer, ranks: int, nodes: bool = False) -> None:
-    """Warn once if the default bits add a notable error to averages of ``ranks`` ranks, or nodes.
-    One rank calls this for all.
-    """
+    """Warn once, on one rank, if the default bits add a notable error to averages."""
     known = codec.name, codec.described, ranks
     if codec.settings.second_stage_bits is not None or known in _looked_at:
         return
     _looked_at.add(known)
     if default_bits(codec, ranks) != MOST_BITS:
         return
-    added = [law.added(law.trained(MOST_BITS)) for law in _laws(codec, ranks)]
+    added = [law.added(MOST_BITS) for law in _laws(codec, ranks)]
     share, error = (max(values) for values in zip(*added, strict=True))
     if share > SHARE and error > NEGLIGIBLE:
         logger.warning(
@@ -204,16 +200,11 @@ class _Averages:
         """Return whether the first stage is exact up to float32's rounding."""
         return self._variance <= ROUNDING
 
-    def share(self, bits: int) -> float:
-        """Return the variance that a second stage adds, relative to the first stage's."""
-        return self.added(self.trained(bits))[0]
-
-    def trained(self, bits: int) -> Quantizer:
-        """Return a second stage that is fitted as in training, from the gradients' statistics."""
-        return self._first.trained_second(bits, self._ranks, self._v)
-
-    def added(self, second: Quantizer) -> tuple[float, float]:
-        """Return the variance that ``second`` adds, relative to the first stage's, and γ2."""
+    def added(self, bits: int) -> tuple[float, float]:
+        """Return the variance that a second stage, fitted as in training, adds, as a share of the
+        first stage's, and γ2.
+        """
+        second = self._first.trained_second(bits, self._ranks, self._v)
         gammas = [_gamma(second, average, -DRAWS) for average, _ in self._cases]
         squares = [square for _, square in self._cases]
         most = max(gamma * square for gamma, square in zip(gammas, squares, strict=True))

@@ -115,20 +115,18 @@ class EDENCodec(Codec):
     """Codec of EDEN; ``bits`` is 1 to 8, or one of ``FRACTIONS``."""
 
     name = "eden"
+    alphabet = 0  # until the constructor has set it
 
     def __init__(self, settings: Settings, bits: float) -> None:
         super().__init__(settings)
         self.bits = bits
         width = max(LEAST_BITS, int(bits))
         self._levels = Levels.of(normal_levels(width), min(bits, 1.0))  # as kernels read them
-        self._packing = packing_of(1 << width)
+        self.alphabet = 1 << width
+        self._packing = packing_of(self.alphabet)
         # Levels are computed, so that processors might differ in a last digit.
         self._fingerprint = zlib.crc32(self._levels.values.astype("<f4").tobytes())
         self._shared = stream_key(settings.seed, 0, 0, Use.ROTATION)
-
-    @property
-    def alphabet(self) -> int:
-        return 1 << self._levels.bits
 
     @property
     def table_fingerprint(self) -> int:

@@ -9,8 +9,7 @@ import torch
 from typing_extensions import Unpack
 
 from hvd_adaptive import kernels
-from hvd_adaptive.codec.adaptive_codec import uniform_codec
-from hvd_adaptive.codec.codec import Codec
+from hvd_adaptive.codec.adaptive_codec import PlainCodec
 from hvd_adaptive.compressor import GradientCompressor
 from hvd_adaptive.kernels.packing import ONE_BIT
 from hvd_adaptive.settings import Settings, Shared
@@ -51,16 +50,10 @@ class NaturalCompression(GradientCompressor):
         super().__init__(_Codec(Settings.from_keywords(NaturalCompression, shared)))
 
 
-class _Codec(Codec):
+class _Codec(PlainCodec):
     name = "natural"
+    alphabet = 512
     has_zero = True
-
-    def second_codec(self, bits: int) -> Codec:
-        return uniform_codec(bits, self._for_averages())
-
-    @property
-    def alphabet(self) -> int:
-        return 512
 
     def codec_settings(self) -> dict[str, Any]:
         return {}

@@ -8,13 +8,9 @@ from typing import Any, Literal
 import torch
 from typing_extensions import Unpack
 
+from hvd_adaptive import kernels
 from hvd_adaptive.base.checks import check_choice, check_flag, check_integer, is_whole
-from hvd_adaptive.codec.bucket_codec import (
-    BucketCodec,
-    code_kernels,
-    level_kernels,
-    mirrored,
-)
+from hvd_adaptive.codec.bucket_codec import BucketCodec
 from hvd_adaptive.compressor import GradientCompressor
 from hvd_adaptive.settings import Settings, Shared
 
@@ -86,7 +82,8 @@ class _RandomCodec(BucketCodec):
         self, flat: torch.Tensor, words: torch.Tensor, bucket_size: int, key: int
     ) -> torch.Tensor:
         levels = self._format.rounded(self.solve(flat, bucket_size))
-        code_kernels(flat).round_codes(flat, levels, words, bucket_size, key)
+        ops = kernels.for_device(flat.device, "bucket")
+        ops.round_codes(flat, levels, words, bucket_size, key)
         return levels
 
     @abstractmethod
@@ -105,9 +102,8 @@ class _ORQCodec(_RandomCodec):
         return self.codec_settings() | {"solver": self.solver}
 
     def solve(self, flat: torch.Tensor, bucket_size: int) -> torch.Tensor:
-        return level_kernels(flat).orq_levels(
-            flat, bucket_size, self.alphabet, self.settings.clip, SWEEPS[self.solver]
-        )
+        solve = kernels.for_device(flat.device, "levels").orq_levels
+        return solve(flat, bucket_size, self.alphabet, self.settings.clip, SWEEPS[self.solver])
 
 
 class BinGrad(GradientCompressor):
@@ -166,7 +162,8 @@ class _BinGradCodec(BucketCodec):
     def quantize_buckets(
         self, flat: torch.Tensor, words: torch.Tensor, bucket_size: int, key: int
     ) -> torch.Tensor:
-        levels, codes, clip = level_kernels(flat), code_kernels(flat), self.settings.clip
+        levels, codes = (kernels.for_device(flat.device, of) for of in ("levels", "bucket"))
+        clip = self.settings.clip
         if self.variant == "biased":
             means = levels.conditional_means(flat, bucket_size, clip, self.iterate)
             codes.cut_codes(flat, means[:, 2].contiguous(), words, bucket_size)
@@ -174,9 +171,6 @@ class _BinGradCodec(BucketCodec):
         numbers = levels.symmetric_levels(flat, bucket_size, clip)
         codes.round_codes(flat, self.values(numbers), words, bucket_size, key)
         return numbers
-
-    def values(self, numbers: torch.Tensor) -> torch.Tensor:
-        return numbers if self.variant == "biased" else mirrored(numbers)
 
 
 class LinearQuantile(GradientCompressor):
@@ -216,9 +210,8 @@ class _QuantileCodec(_RandomCodec):
     name = "linear_quantile"
 
     def solve(self, flat: torch.Tensor, bucket_size: int) -> torch.Tensor:
-        return level_kernels(flat).quantile_levels(
-            flat, bucket_size, self.alphabet, self.settings.clip
-        )
+        solve = kernels.for_device(flat.device, "levels").quantile_levels
+        return solve(flat, bucket_size, self.alphabet, self.settings.clip)
 
 
 class SignSGD(GradientCompressor):
@@ -251,9 +244,7 @@ class _SignCodec(BucketCodec):
     def quantize_buckets(
         self, flat: torch.Tensor, words: torch.Tensor, bucket_size: int, key: int
     ) -> torch.Tensor:
-        scales = level_kernels(flat).mean_magnitudes(flat, bucket_size, self.settings.clip)
-        code_kernels(flat).cut_codes(flat, torch.zeros_like(scales[:, 0]), words, bucket_size)
+        levels, codes = (kernels.for_device(flat.device, of) for of in ("levels", "bucket"))
+        scales = levels.mean_magnitudes(flat, bucket_size, self.settings.clip)
+        codes.cut_codes(flat, torch.zeros_like(scales[:, 0]), words, bucket_size)
         return scales
-
-    def values(self, numbers: torch.Tensor) -> torch.Tensor:
-        return mirrored(numbers)

@@ -11,8 +11,7 @@ from typing_extensions import Unpack
 
 from hvd_adaptive import kernels
 from hvd_adaptive.base.checks import check_choice, check_integer, is_real
-from hvd_adaptive.codec.adaptive_codec import uniform_codec
-from hvd_adaptive.codec.codec import Codec
+from hvd_adaptive.codec.adaptive_codec import PlainCodec
 from hvd_adaptive.compressor import GradientCompressor
 from hvd_adaptive.kernels import hadamard
 from hvd_adaptive.kernels.packing import packing_of
@@ -134,20 +133,18 @@ class QCS(GradientCompressor):
         super().__init__(QCSCodec(settings, estimator, rows, quantizer_range))
 
 
-class QCSCodec(Codec):
+class QCSCodec(PlainCodec):
     """Codec of QCS; k is ``measurements``, Q ``quantizer_range``."""
 
     name = "qcs"
+    alphabet = 0  # until the constructor has set it
 
     def __init__(
         self, settings: Settings, estimator: str, measurements: int, quantizer_range: float
     ) -> None:
         super().__init__(settings)
         self.estimator, self.measurements = estimator, measurements
-        self.quantizer_range = quantizer_range
-
-    def second_codec(self, bits: int) -> Codec:
-        return uniform_codec(bits, self._for_averages())
+        self.quantizer_range, self.alphabet = quantizer_range, int(2 * quantizer_range + 1)
 
     @property
     def gamma(self) -> float:
@@ -159,10 +156,6 @@ class QCSCodec(Codec):
         """Return Eq. 11, 32 n over the bits of a partition, including the scale's 32 bits."""
         bits = self.measurements * math.log2(2 * self.quantizer_range + 1) + SCALE_BITS
         return 32 * self.settings.bucket_size / bits
-
-    @property
-    def alphabet(self) -> int:
-        return int(2 * self.quantizer_range + 1)
 
     def codec_settings(self) -> dict[str, Any]:
         return {

@@ -10,8 +10,7 @@ import torch
 from typing_extensions import Unpack
 
 from hvd_adaptive.base.checks import is_real
-from hvd_adaptive.codec.adaptive_codec import uniform_codec
-from hvd_adaptive.codec.codec import Codec
+from hvd_adaptive.codec.adaptive_codec import PlainCodec
 from hvd_adaptive.compressor import GradientCompressor
 from hvd_adaptive.kernels import sparse
 from hvd_adaptive.kernels.sparse import most_words, rice_parameter
@@ -61,18 +60,16 @@ class SparseSGD(GradientCompressor):
         super().__init__(_Codec(settings, float(density)))
 
 
-class _Codec(Codec):
+class _Codec(PlainCodec):
     name = "sparse"
+    alphabet = 3
     has_zero = True
     encodes_on_host = True
+    coding_of_averages = "elias"  # averages of few coordinates are sparse, too
 
     def __init__(self, settings: Settings, density: float) -> None:
         super().__init__(settings)
         self.density, self._rice = density, rice_parameter(density)
-
-    @property
-    def alphabet(self) -> int:
-        return 3
 
     def codec_settings(self) -> dict[str, Any]:
         return {"density": self.density}
@@ -96,13 +93,6 @@ class _Codec(Codec):
         sparse.add_bodies(bodies, self._bucket(out.numel()), self._rice, out)
         if factor != 1.0:
             out *= factor
-
-    def second_codec(self, bits: int) -> Codec:
-        """Return a codec for averages that codes runs of zeros.
-
-        Averages of few coordinates are sparse too.
-        """
-        return uniform_codec(bits, self._for_averages(), coding="elias")
 
     def _most_exact(self, size: int) -> int:
         """Return the most coordinates of a bucket that can reach λ at this density."""
