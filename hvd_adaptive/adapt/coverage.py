@@ -11,8 +11,9 @@ import numpy as np
 import torch
 
 from hvd_adaptive import kernels
+from hvd_adaptive.adapt.statistics import weights_of
 from hvd_adaptive.base.checks import is_real
-from hvd_adaptive.base.tensors import HostCopy
+from hvd_adaptive.base.tensors import stacked
 from hvd_adaptive.coding.zeros import Zeros
 
 # Length of ``Usable.head``, with which codecs' statistics begin.
@@ -23,9 +24,7 @@ ZEROS, GROWTH = 0.05, 1.05
 
 
 def share_in(state: Mapping[str, Any]) -> float:
-    """Return ``Coverage.share`` of the last fit from a codec's state, 0 if the state is too old;
-    raise ValueError if it is not a number from 0 to 1.
-    """
+    """Return the last fit's share in a state, 0 if it has none; raise ValueError if it is wrong."""
     share = state.get("share", 0.0)
     if not is_real(share) or not 0 <= share <= 1:
         raise ValueError(f"state: share must be a number from 0 to 1, not {share!r}")
@@ -51,24 +50,19 @@ class Usable:
     def among(
         cls,
         buckets: Sequence[torch.Tensor],
-        weights: Sequence[float],
         norm: str,
-        clip: Callable[[torch.Tensor], torch.Tensor] = lambda bucket: bucket,
-        without_zeros: bool = False,
+        clip: Callable[[torch.Tensor], torch.Tensor],
+        without_zeros: bool,
     ) -> Usable:
-        """Return the usable ones among buckets (float32, 1-D), with one copy to the host.
+        """Return the usable ones among buckets (float32, 1-D), clipped by a function, with one copy
+        to the host.
 
-        Args:
-            buckets: The buckets.
-            weights: Their weights.
-            norm: "l2" or "linf".
-            clip: Function that clips a bucket.
-            without_zeros: Quantised buckets contain no zeros (coding/zeros.py). A bucket with zeros
-                is replaced by its other coordinates, repeated up to its size, because in a payload
-                their neighbours follow them. Its weight becomes less in proportion. If there are
-                such buckets, a second copy to the host is made.
+        Quantised buckets may be ``without_zeros`` (coding/zeros.py). A bucket with zeros is then
+        replaced by its other coordinates, repeated up to its size, because in a payload their
+        neighbours follow them. Its weight becomes less in proportion, and a second copy to the host
+        is made.
         """
-        usable, weights = [clip(bucket) for bucket in buckets], list(weights)
+        usable, weights = [clip(bucket) for bucket in buckets], weights_of(buckets)
         norms, nonzero = _norms_and_nonzero(usable, norm)
         places = [at for at, own in enumerate(norms) if own > 0]  # false for NaN
         lost = sum(map(math.isnan, norms))
@@ -107,19 +101,16 @@ def _norms_and_nonzero(
     ops = kernels.for_device(buckets[0].device)
     norms = torch.cat([ops.bucket_norms(bucket, bucket.numel(), norm) for bucket in buckets])
     counts = torch.stack([bucket.count_nonzero() for bucket in buckets])
-    both = torch.stack([norms.to(torch.float64), counts.to(torch.float64)])
-    of_norms, of_counts = HostCopy(both).get().tolist()
-    return of_norms, of_counts
+    norms, counts = stacked([norms.to(torch.float64), counts.to(torch.float64)]).get()
+    return norms.tolist(), counts.tolist()
 
 
 @dataclass(frozen=True)
 class Coverage:
-    """Contents of the samples of all ranks.
+    """Contents of the samples of all ranks: numbers of usable (finite and nonzero) buckets found,
+    of sampled ones, and of those lost, which are not finite.
 
     Attributes:
-        found: Number of usable (finite and nonzero) buckets.
-        sampled: Number of sampled buckets.
-        lost: Number of those that are not finite.
         share: Share of the coordinates that are usable and nonzero. At the first step whole tensors
             may have no gradient yet (such as the A of a LoRA adapter whose B is zero), and may
             share a bucket with others that have one.

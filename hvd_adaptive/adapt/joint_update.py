@@ -28,11 +28,9 @@ class JointUpdate:
         seconds: Codecs of averages by label, fitted to the same statistics.
         alone: Fit only ``seconds``.
         earlier: Function of a label: statistics of earlier steps of this rank, to fit to as well.
-        warn_kept: Logs why tables are kept.
-        warn_lost: Logs that some sampled buckets are not finite.
-        again: The update retries an incomplete one. It fits only if there are notably more
-            statistics than then; otherwise layers that never get a gradient would cause fits
-            without end.
+        warn_kept, warn_lost: Log why tables are kept, and that sampled buckets are not finite.
+        again: Fit only if there are notably more statistics than at the incomplete update that this
+            one retries: layers that never get a gradient would cause fits without end.
     """
 
     def __init__(

@@ -36,14 +36,11 @@ class UpdateSchedule:
 
     Args:
         steps: A collection of steps, an ascending iterable or a callable, which is called once for
-            each step, in order; ``default_steps`` if None.
+            each step, in order; ``default_steps`` if None. Anything else raises ValueError.
 
     Attributes:
         planned: Callable that returns whether a step is planned, regardless of earlier updates.
         retry_at: A step at which the table is refitted even if it is not planned, or None.
-
-    Raises:
-        ValueError: ``steps`` is something else.
     """
 
     def __init__(self, steps: Iterable[int] | Callable[[int], bool] | None = None) -> None:
@@ -63,26 +60,19 @@ class UpdateSchedule:
         self._wait = 1
         self._again = False  # whether the update at that step is a retry rather than a request
         self._answers: dict[int, bool] = {}  # of ``planned``, from the current step on
-        self._ahead = (-1, False)  # a step, and whether one of the next ones is planned
 
     def is_due(self, step: int) -> bool:
         """Return whether the table is refitted at ``step``."""
-        if step not in self._answers:
-            self._plan(step, 1)
-        return self._answers[step] or step == self.retry_at
+        return self._is_planned(step) or step == self.retry_at
 
     def precedes_fit(self, step: int) -> bool:
         """Return whether ``step`` is sampled for a fit at one of the steps after it."""
-        if self._ahead[0] != step:
-            self._plan(step, WINDOW)
-            later = map(self._answers.__getitem__, range(step + 1, step + WINDOW))
-            self._ahead = step, any(later)
-        return self._ahead[1] or self.retry_at in range(step + 1, step + WINDOW)
+        self._plan(step, WINDOW)
+        later = range(step + 1, step + WINDOW)
+        return any(map(self._is_planned, later)) or self.retry_at in later
 
     def quiet_from(self, step: int) -> range:
-        """Return steps from ``step`` on for which nothing is planned, at them or soon after them,
-        as far as is known.
-        """
+        """Return known steps from ``step`` on for which, and soon after, nothing is planned."""
         if self.planned is not default_steps:
             return range(0)  # a user's function is called for each step
         following = next((s for s in _EARLY if s >= step), -(-step // _EVERY) * _EVERY)
@@ -90,9 +80,12 @@ class UpdateSchedule:
 
     def retries(self, step: int) -> bool:
         """Return whether ``step`` is due only because an earlier update was incomplete."""
+        return self._again and step == self.retry_at and not self._is_planned(step)
+
+    def _is_planned(self, step: int) -> bool:
         if step not in self._answers:
             self._plan(step, 1)
-        return self._again and step == self.retry_at and not self._answers[step]
+        return self._answers[step]
 
     def _plan(self, step: int, count: int) -> None:
         """Make the answers those of ``count`` steps from ``step`` on, called once each."""
@@ -129,9 +122,7 @@ class UpdateSchedule:
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Load a ``state_dict``, or raise ValueError; the schedule itself comes from the
-        constructor.
-        """
+        """Load a ``state_dict``, or raise ValueError; planned steps come from the constructor."""
         self.retry_at, self._wait, self._again = self.checked(state)
 
     @staticmethod

@@ -45,7 +45,7 @@ class Sample(list[torch.Tensor]):
 
 def weights_of(buckets: Sequence[torch.Tensor]) -> list[float]:
     """Return the weight of each bucket: see ``Sample``."""
-    return buckets.weights if isinstance(buckets, Sample) else [1.0] * len(buckets)
+    return [*buckets.weights] if isinstance(buckets, Sample) else [1.0] * len(buckets)
 
 
 def histograms(
@@ -89,9 +89,8 @@ class HistogramStatistic:
     def joined(self, steps: Sequence[np.ndarray]) -> np.ndarray:
         """Return the statistics of several steps of this rank as one vector, of a fixed length.
 
-        All steps have the energy (sum of squares) of the last one that has any: a table is to suit
-        the gradients of each step, whatever their scale. In particular, AMP's loss scale may have
-        changed between steps.
+        All steps get the energy (sum of squares) of the last one that has any: a table is to suit
+        the gradients of each step, and AMP's loss scale may have changed between them.
         """
         tables = np.reshape(steps, (len(steps), 3, -1))
         factors = _equalizing((tables[:, 0, :-1] * _SQUARES).sum(axis=1))[:, None]
@@ -106,8 +105,7 @@ class HistogramStatistic:
 
         Coordinates are weighted by the squares of their buckets' norms (ALQ paper, Eq. 10: expected
         variance), or equally if ``normalized`` (Eq. 3: expected normalized variance). Both are sums
-        over a bucket's coordinates: a bucket with few coordinates has less weight than one with
-        many.
+        over a bucket's coordinates, so a bucket with few has less weight.
         """
         weighted, plain, squared = self._sums(collected)
         if normalized:

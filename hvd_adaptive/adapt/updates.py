@@ -70,9 +70,7 @@ class SampleWindow:
 
     @classmethod
     def loaded(cls, state: Mapping[str, Any], length: int) -> SampleWindow:
-        """Return the window of a ``state_dict``, whose vectors have ``length`` numbers, or raise
-        ValueError.
-        """
+        """Return the window of a ``state_dict`` of vectors of this length, or raise ValueError."""
         window = cls()
         for worker, parts in states.mapping(state.get("window", {}), OF).items():
             for label, saved in states.mapping(parts, OF).items():
@@ -98,28 +96,19 @@ def _vectors(saved: Any, length: int) -> dict[int, np.ndarray]:
 
 
 class Due(NamedTuple):
-    """What is due at a step.
+    """What is due at a step."""
 
-    Attributes:
-        first: The tables of gradients, not only those of averages, are refitted.
-        second: New second stages are fitted, whatever the schedule says.
-        samples: ``Updates.run`` must be called: for a fit at the step, or for one soon after.
-    """
-
-    first: bool
-    second: bool
-    samples: bool
+    first: bool  # the tables of gradients, not only those of averages, are refitted
+    second: bool  # new second stages are fitted, whatever the schedule says
+    samples: bool  # ``Updates.run`` must be called: for a fit at the step, or for one soon after
 
 
 NOTHING = Due(False, False, False)
 
 
 class Updates:
-    """Updates of the tables of a scheme's codecs. A scheme that is never fitted has none.
-
-    Args:
-        codecs: Each part's codec by label. Those of a fitted scheme implement
-            ``codec.codec.FittedCodec``.
+    """Updates of the tables of a scheme's codecs (``codec.codec.FittedCodec``), by label; a scheme
+    that is never fitted has none.
     """
 
     def __init__(self, codecs: Mapping[str, Any]) -> None:
@@ -180,7 +169,6 @@ class Updates:
             samples: Function (count, part) that draws buckets of this rank's gradients.
             sync: Function (vector, fit) that calls ``fit`` with the vectors of all ranks on the
                 first rank, and returns its result on every rank.
-            parts: Labels of the parts.
             worker: The rank, if this process simulates several.
         """
         codecs = {label: self._codecs[label] for label in parts}
