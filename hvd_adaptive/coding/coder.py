@@ -46,17 +46,12 @@ def segment_size(packing: Packing, bucket_size: int) -> int:
 
 
 class Coder(ABC):
-    """Coder of codes (uint8, each below the alphabet) to bytes and back.
-
-    Instances are immutable, so threads share them.
-
-    Attributes:
-        name: The value of ``coding=``.
-        fitted: Whether the coder is built from the symbols' probabilities.
+    """Coder of codes (uint8, each below the alphabet) to bytes and back; it is immutable, so that
+    threads share it.
     """
 
-    name: str = ""
-    fitted: bool = False
+    name: str = ""  # the value of ``coding=``
+    fitted: bool = False  # whether it is built from the symbols' probabilities
 
     def __init__(self, packing: Packing, bucket_size: int) -> None:
         self.packing = packing
@@ -67,10 +62,8 @@ class Coder(ABC):
         cls, packing: Packing, bucket_size: int, probabilities: np.ndarray | None
     ) -> Coder | None:
         """Return the coder of a table, or None if it needs the probabilities of ascending levels
-        (float64) and there are none yet; payloads are then fixed.
-
-        Raises:
-            ValueError: No table with this number of levels can be coded.
+        (float64) and there are none yet; payloads are then fixed. Raise ValueError if no table with
+        this number of levels can be coded.
         """
         return cls(packing, bucket_size)
 
@@ -121,14 +114,11 @@ class Coder(ABC):
         if head > most:
             return None
         most = min(most, head + LAST_END)
-        source = words.cpu()
         out = np.empty(most, np.uint8)
         ends, at = out[:head].view("<u4"), 0
-        code = functools.partial(self._coded, source, coordinates)
-        groups = self._groups(coordinates)
-        coded: Iterator[list[np.ndarray]] = mapped(code, groups, len(groups))
-        parts = itertools.chain.from_iterable(coded)
-        for index, part in enumerate(parts):
+        code = functools.partial(self._coded, words.cpu(), coordinates)
+        coded: Iterator[list[np.ndarray]] = mapped(code, self._groups(coordinates))
+        for index, part in enumerate(itertools.chain.from_iterable(coded)):
             if head + at + part.size > most:
                 return None
             out[head + at : head + at + part.size] = part
@@ -142,8 +132,7 @@ class Coder(ABC):
         """
         data = stream.cpu().numpy()
         ends = self._ends(data, coordinates)
-        words = self.packing.words(coordinates)
-        out = torch.empty(words, dtype=torch.int32, device="cpu")
+        out = torch.empty(self.packing.words(coordinates), dtype=torch.int32, device="cpu")
         pack = kernels.on_host("codes").pack
 
         def fill(group: range) -> None:
@@ -152,8 +141,7 @@ class Coder(ABC):
                 own = out[self.packing.words(index * self.segment) :]
                 pack(torch.from_numpy(codes), self.packing, own)
 
-        groups = self._groups(coordinates)
-        for _ in mapped(fill, groups, len(groups)):
+        for _ in mapped(fill, self._groups(coordinates)):
             pass
         return out.to(stream.device)
 

@@ -11,6 +11,7 @@ from hvd_adaptive.coding.coder import Coder
 from hvd_adaptive.coding.prefix_code import PrefixCode
 from hvd_adaptive.kernels.omega import code_length, zero_code
 from hvd_adaptive.kernels.packing import Packing
+from hvd_adaptive.kernels.prefix_tables import is_used_up
 
 
 class HuffmanCoder(Coder):
@@ -46,7 +47,7 @@ class HuffmanCoder(Coder):
         return -(-kernels.on_host("huffman").encode(codes, self.book, out) // 8)
 
     def decode_segment(self, data: np.ndarray, codes: np.ndarray) -> bool:
-        return _is_used_up(data, kernels.on_host("huffman").decode(data, 0, self.book, codes))
+        return is_used_up(data, kernels.on_host("huffman").decode(data, 0, self.book, codes))
 
     def encode_segments(self, codes: np.ndarray, outs: np.ndarray) -> list[int]:
         if len(codes) != 2:
@@ -59,14 +60,7 @@ class HuffmanCoder(Coder):
             return super().decode_segments(data, codes)
         first, second = data
         ends = kernels.on_host("huffman").decode_two(first, second, self.book, codes)
-        return [_is_used_up(*pair) for pair in zip(data, ends, strict=True)]
-
-
-def _is_used_up(data: np.ndarray, end: int) -> bool:
-    """Return whether a stream of whole bytes ends at bit ``end`` and its remaining bits are 0."""
-    if end < 0 or -(-end // 8) != data.size:
-        return False
-    return end % 8 == 0 or int(data[-1]) >> end % 8 == 0
+        return [is_used_up(*pair) for pair in zip(data, ends, strict=True)]
 
 
 class EliasCoder(Coder):

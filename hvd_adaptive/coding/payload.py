@@ -24,7 +24,6 @@ from hvd_adaptive.kernels.zeros import Runs
 MAGIC = b"HVDA"
 FORMAT = 1
 SIZE = HEADER_BYTES
-_NO_CHECKSUM = bytes(4)
 _FIELDS = struct.Struct("<4sHBBII16sQQQIIQQQII")
 
 CODING_NAMES = {code: name for name, code in CODINGS.items()}
@@ -42,13 +41,8 @@ class Frame(NamedTuple):
 
 
 class Header(NamedTuple):
-    """Header of a payload, in the order of its bytes; a receiver compares it with its own settings.
-
-    Byte offsets: 0 magic, 4 format (u16), 6 dtype (u8), 7 coding (u8), 8 alphabet (u32), 12
-    checksum (u32), 16 scheme (16 bytes ASCII, zero-padded), 32 coordinates (u64), 40 coordinates in
-    full precision (u64), 48 bucket size (u64), 56 table version (u32), 60 table fingerprint (u32),
-    64 random key (u64), 72 layout hash (u64), 80 payload length in bytes (u64), 88 settings
-    fingerprint (u32), 92 length of the section of zeros in bytes (u32).
+    """Header of a payload, in the order of its bytes (docs/wire_format.md); a receiver compares it
+    with its own settings.
     """
 
     dtype: torch.dtype
@@ -100,7 +94,7 @@ class Header(NamedTuple):
 
 def body_seed(packed: bytes) -> int:
     """Return the header's part of the checksum: CRC-32 of its bytes with a zero checksum field."""
-    begin = zlib.crc32(_NO_CHECKSUM, zlib.crc32(packed[:CHECKSUM_AT]))
+    begin = zlib.crc32(bytes(4), zlib.crc32(packed[:CHECKSUM_AT]))
     return zlib.crc32(packed[CHECKSUM_AT + 4 :], begin)
 
 
@@ -232,7 +226,7 @@ def payload_bytes(body_bytes: int, full_bytes: int, zeros_bytes: int = 0) -> int
 
 def read_header(data: torch.Tensor) -> Header:
     """Return the header of a payload that begins at ``data[0]`` (uint8; more data may follow)."""
-    return Header.unpack(bytes(data[:SIZE].cpu().numpy().tobytes()), data.numel())
+    return Header.unpack(data[:SIZE].cpu().numpy().tobytes(), data.numel())
 
 
 def arrived(payloads: Sequence[torch.Tensor]) -> list[Arrived]:
@@ -253,7 +247,8 @@ def payloads_in(
     guesses: Iterable[int] | None = None,
     check: Callable[[int, bytes], None] | None = None,
 ) -> Iterator[Arrived]:
-    """Yield the payloads of ``ranks``: each in its rank's tensor, or all end to end in one.
+    """Yield the payloads of ``ranks``: each in its rank's tensor, or all end to end in one. Raise
+    PayloadError if one cannot be read, or bytes remain after the last one.
 
     Args:
         received: One tensor for each rank, or one tensor.
@@ -261,9 +256,6 @@ def payloads_in(
         guesses: Offsets in the one tensor at which payloads may begin; equal parts of it if None.
             On CUDA the headers at these offsets are read in one copy, any others in one copy each.
         check: Called before a payload is read, with the rank and its first bytes.
-
-    Raises:
-        PayloadError: A payload cannot be read, or bytes remain after the last one.
     """
     data, taken = received[0], 0
     known: dict[int, torch.Tensor] = {}

@@ -49,11 +49,8 @@ class PrefixCode(PrefixTables):
         correctly rounded sums decide.
 
         Args:
-            probabilities: (alphabet,), 2 to 4096 non-negative numbers with a finite sum above 0.
-                Each counts as at least FLOOR of the sum.
-
-        Raises:
-            ValueError: ``probabilities`` has another shape or other values.
+            probabilities: (alphabet,), 2 to 4096 non-negative numbers with a finite sum above 0;
+                others raise ValueError. Each counts as at least FLOOR of the sum.
         """
         p = _checked(probabilities)
         simple = _code(np.array([-1 - np.arange(p.size)], np.int32), p, LONGEST)

@@ -45,9 +45,7 @@ class Zeros:
 
     @classmethod
     def read(cls, section: torch.Tensor, runs: Runs) -> Zeros:
-        """Return the zeros that a payload's section describes; raise PayloadError if it cannot be
-        read.
-        """
+        """Return the zeros that a section describes; raise PayloadError if it cannot be read."""
         mask = _kernels(section.device).read(section[_HEAD:], runs)
         if mask is None:
             raise PayloadError("payload does not say where its zeros are")

@@ -1,12 +1,7 @@
 """Write and read bodies of dithered payloads on the host, several segments at a time.
 
-The body is little-endian: u32 ``kind``; float32 steps, one for each bucket; then, if kind is CODED,
-two u32 for each segment of SEGMENT coordinates, the ends of its codes and of its escaped integers,
-counted from the first byte behind these numbers; then the segments. A segment's codes are the
-symbols of the first class in that class's book, then those of the second, and so on, without a gap;
-zero bits fill the last byte. Coordinates of buckets without a step above 0 have no symbol.
-
-If the codes would be longer, kind is the bytes of an integer, and all integers follow, in order.
+docs/wire_format.md describes the body ("ecdq"). If the codes would be longer than the integers, its
+``kind`` is the bytes of an integer, and all integers follow.
 """
 
 from __future__ import annotations
@@ -14,7 +9,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterator, Sequence
 from types import ModuleType
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -22,29 +17,14 @@ import torch
 from hvd_adaptive.base.errors import PayloadError
 from hvd_adaptive.kernels import on_host
 from hvd_adaptive.kernels.constants import LAST_END
-from hvd_adaptive.kernels.prefix_tables import PrefixTables
+from hvd_adaptive.kernels.prefix_tables import is_used_up
 from hvd_adaptive.kernels.threads import mapped
 
 # Runs of symbols stay in the second-level cache; 64 bits for each segment do not count.
 SEGMENT = 1 << 16
 CODED = 0
+Code = Any  # a step and code books: codec.dithered_code.DitheredCode
 WIDTHS: dict[int, np.dtype[Any]] = {2: np.dtype("<i2"), 4: np.dtype("<i4")}
-
-
-class Code(Protocol):
-    """Describe a step and code books: see codec/dithered_code.py."""
-
-    @property
-    def delta(self) -> float: ...
-
-    @property
-    def most(self) -> int: ...
-
-    @property
-    def dtype(self) -> type: ...
-
-    @property
-    def books(self) -> Sequence[PrefixTables]: ...
 
 
 class Stretch(NamedTuple):
@@ -92,10 +72,8 @@ def encode_body(
     segment: int = SEGMENT,
 ) -> int:
     """Quantise ``flat`` (float32, (n,)) into ``body`` (uint8, most_bytes); return how many bytes
-    are used.
-
-    bucket_size: at most n. width: the bytes of an integer; every integer fits into them. segment:
-    in coordinates.
+    are used. bucket_size: at most n. width: the bytes of an integer; every integer fits into them.
+    segment: in coordinates.
     """
     if not flat.numel():
         body.zero_()
@@ -123,11 +101,9 @@ def add_bodies(
     out: torch.Tensor,
     segment: int = SEGMENT,
 ) -> None:
-    """Add the values of ``bodies`` to ``out`` (float32, (n,)) in order.
-
-    Raise PayloadError if a body is not valid; ``out`` is then of no use.
-
-    bodies: uint8, followed by up to 7 bytes of padding, which must be 0.
+    """Add the values of ``bodies`` (uint8, and up to 7 bytes of padding, which must be 0) to
+    ``out`` (float32, (n,)) in order. Raise PayloadError if a body is not valid; ``out`` is then of
+    no use.
     """
     sums = out.numpy()
     for body, key in zip(bodies, keys, strict=True):
@@ -170,8 +146,7 @@ def _encode_segments(
                 break
         return coded_parts
 
-    shares = _shares(begins)
-    of_shares: Iterator[list[np.ndarray]] = mapped(coded, shares, len(shares))
+    of_shares: Iterator[list[np.ndarray]] = mapped(coded, _shares(begins))
     parts = list(itertools.chain.from_iterable(of_shares))
     ends = np.cumsum([part.size for part in parts], dtype=np.int64)
     if len(parts) < 2 * len(begins) or head + ends[-1] > out.size:
@@ -200,8 +175,7 @@ def _add_segments(
             if not (good and ecdq.add_runs(runs, escaped, where, code.most, out)):
                 raise PayloadError(f"payload's segment {index} is corrupt")
 
-    shares = _shares(begins)
-    for _ in mapped(add_share, shares, len(shares)):
+    for _ in mapped(add_share, _shares(begins)):
         pass
 
 
@@ -219,15 +193,13 @@ def _shares(begins: range) -> list[range]:
 def _read(
     huffman: ModuleType, data: np.ndarray, code: Code, counts: list[int], runs: np.ndarray
 ) -> bool:
-    """Fill the rows of ``runs`` with so many symbols each; return whether all the data were used
-    and the bits that fill the last byte are 0.
-    """
+    """Fill the rows of ``runs`` with their symbols; return whether these are all the data."""
     bits = 0
     for row, count, book in zip(runs, counts, code.books, strict=True):
         bits = huffman.decode(data, bits, book, row[:count])
         if bits < 0:
             return False
-    return -(-bits // 8) == data.size and (bits % 8 == 0 or data[-1] >> (bits % 8) == 0)
+    return is_used_up(data, bits)
 
 
 def _opened(

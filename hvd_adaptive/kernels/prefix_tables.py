@@ -18,14 +18,13 @@ QUICK_BITS = 12
 
 @dataclass(frozen=True, eq=False)
 class PrefixTables:
-    """Hold a parse tree, a code for each leaf, and the tables of coding and decoding.
+    """Hold a parse tree, a code for each leaf, and the tables of coding and decoding: see
+    docs/wire_format.md, "huffman".
 
-    Inner nodes are numbered in the order in which they were split; the root is 0. Leaves are
-    numbered in the order of the inner nodes' branches. children: int32 (inner, alphabet): a branch
-    leads to inner node n if it holds n > 0, and to leaf -n - 1 if it holds a negative n. lengths:
-    uint8 (leaves,), bits of each leaf's code. Codes are canonical: of two leaves the one with the
-    shorter code, or else the lower number, has the smaller code, first bit highest. They are
-    written first bit first; bytes are filled from their lowest bit.
+    children: int32 (inner, alphabet): a branch leads to inner node n if it holds n > 0, and to leaf
+    -n - 1 if it holds a negative n; the root is 0. lengths: uint8 (leaves,), bits of each leaf's
+    code. Codes are canonical, first bit highest. They are written first bit first; bytes are filled
+    from their lowest bit.
     """
 
     children: np.ndarray
@@ -53,9 +52,7 @@ class PrefixTables:
 
     @functools.cached_property
     def blocks(self) -> tuple[np.ndarray, np.ndarray]:
-        """Return the symbols of all leaves end to end (uint16), and the place at which each leaf's
-        begin (int64, (leaves + 1,)).
-        """
+        """Return all leaves' symbols (uint16), and where each leaf's begin, int64 (leaves + 1,)."""
         before: list[tuple[int, ...]] = [() for _ in self.children]
         found: list[tuple[int, ...]] = [() for _ in self.lengths]
         for node, branches in enumerate(self.children.tolist()):
@@ -147,9 +144,7 @@ class PrefixTables:
 
     @functools.cached_property
     def pools(self) -> dict[int, np.ndarray]:
-        """Return the symbols to which ``lookup`` and ``quick`` point, of 1 and of 2 bytes each, as
-        bytes, and 16 bytes more.
-        """
+        """Return ``lookup``'s and ``quick``'s symbols of 1 and of 2 bytes, and 16 more bytes."""
         symbols, more = np.concatenate([self.blocks[0], self.quick[1]]), np.zeros(16, np.uint8)
         return {
             size: np.concatenate([symbols.astype(kind).view(np.uint8), more])
@@ -164,6 +159,13 @@ class PrefixTables:
     def _order(self) -> np.ndarray:
         """Return the leaves in the order of their codes."""
         return np.argsort(self.lengths, kind="stable")
+
+
+def is_used_up(data: np.ndarray, end: int) -> bool:
+    """Return whether a stream of bytes ends at bit ``end`` >= 0, and zeros fill its last byte."""
+    if end < 0 or -(-end // 8) != data.size:
+        return False
+    return end % 8 == 0 or int(data[-1]) >> end % 8 == 0
 
 
 def _reversed(values: np.ndarray, width: int) -> np.ndarray:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import os
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
 from typing import TypeVar
 
@@ -14,12 +14,11 @@ Item = TypeVar("Item")
 Result = TypeVar("Result")
 
 
-def mapped(
-    function: Callable[[Item], Result], items: Iterable[Item], count: int
-) -> Iterator[Result]:
-    """Return ``function`` of each of ``count`` items, in order; on several threads if torch uses
-    them. If one call raises, no other runs any more when the caller sees the exception."""
-    threads = min(torch.get_num_threads(), count)
+def mapped(function: Callable[[Item], Result], items: Sequence[Item]) -> Iterator[Result]:
+    """Return ``function`` of each item, in order; on several threads if torch uses them. If a call
+    raises, no other runs any more when the caller sees the exception.
+    """
+    threads = min(torch.get_num_threads(), len(items))
     if threads <= 1:
         return map(function, items)
     pool = _pool(threads, os.getpid())

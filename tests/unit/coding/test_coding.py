@@ -283,5 +283,5 @@ def test_no_thread_runs_on_after_an_error(monkeypatch):
         done.append(item)
 
     with pytest.raises(ValueError):
-        list(coders.mapped(work, range(4), 4))
+        list(coders.mapped(work, range(4)))
     assert sorted(done) == [1, 2, 3]
