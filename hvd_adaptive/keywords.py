@@ -13,24 +13,17 @@ from typing import Any
 class Keyword:
     """Properties of a keyword.
 
-    Attributes:
-        check: Function (name, value) that returns the value to keep and raises ValueError if the
-            value is not allowed; None if the scheme's constructor checks the keyword.
-        agreed: All ranks must have it alike.
-        changeable: ``compressor.set`` may change it.
-        refits: Level tables are refitted after a change, because they are fitted to something else.
-        for_parts: The codecs of parts (parts.py) have it, too.
-        for_averages: A codec of averages that repeats a scheme's keywords has it, too.
-        picklable: It is part of a pickle of ``ddp.CompressionState``.
+    ``check(name, value)`` returns the value to keep, and raises ValueError if the value is not
+    allowed. It is None if the scheme's constructor checks the keyword.
     """
 
     check: Callable[[str, Any], Any] | None = None
-    agreed: bool = True
-    changeable: bool = True
-    refits: bool = False
-    for_parts: bool = True
-    for_averages: bool = True
-    picklable: bool = True
+    agreed: bool = True  # all ranks must have it alike
+    changeable: bool = True  # ``compressor.set`` may change it
+    refits: bool = False  # after a change level tables are fitted to something else
+    for_parts: bool = True  # the codecs of parts (parts.py) have it, too
+    for_averages: bool = True  # a codec of averages that repeats a scheme's keywords has it, too
+    picklable: bool = True  # it is part of a pickle of ``ddp.CompressionState``
 
 
 def keyword(

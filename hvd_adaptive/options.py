@@ -147,9 +147,7 @@ INSIDE = {
 
 
 def check_exchange(name: str, value: Any) -> str | ScatterReduce | None:
-    """Return an exchange, by its name if all its settings are defaults; raise ValueError if it is
-    none.
-    """
+    """Return an exchange, by its name if all its settings are defaults, or raise ValueError."""
     if isinstance(value, ScatterReduce):
         return value if value.given() else value.name
     if value is not None and not (isinstance(value, str) and value in EXCHANGE_NAMES):

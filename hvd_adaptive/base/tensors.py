@@ -17,9 +17,7 @@ HOST: dict[str, Any] = {"dtype": torch.float32, "device": "cpu"}
 
 
 class HostCopy:
-    """Small tensor that is being copied to the host; ``get`` waits for this copy and for earlier
-    work of its stream alone.
-    """
+    """Copy of a small tensor to the host; ``get`` waits for it and its stream's earlier work."""
 
     def __init__(self, tensor: torch.Tensor) -> None:
         self._event: torch.cuda.Event | None = None
@@ -170,12 +168,10 @@ def wide_of(dtype: torch.dtype) -> torch.dtype:
 def narrowed(wide: torch.Tensor, quantized: int, dtype: torch.dtype) -> torch.Tensor:
     """Return an average of gradients of ``dtype`` in that dtype; ``wide`` may be changed.
 
-    The exact average a lies in [-M, M], M the dtype's largest value, since it is an average of
-    numbers in that range. Quantising may move a value X of the first ``quantized`` coordinates
-    outside. It is then clamped to -M or M, the nearest representable number, so |error| never
-    grows. This costs unbiasedness if X can be outside: the bias is at most E(|X| - M)+, which is at
-    most what quantising adds to a. The other coordinates are unchanged, including Inf. NaN stays
-    NaN.
+    The exact average a lies in [-M, M], M the dtype's largest value. Quantising may move a value X
+    of the first ``quantized`` coordinates outside. It is then clamped to -M or M, so |error| never
+    grows. This costs unbiasedness: the bias is at most E(|X| - M)+, which is at most what
+    quantising adds to a. The other coordinates are unchanged, including Inf. NaN stays NaN.
     """
     if dtype.itemsize < wide.dtype.itemsize:
         limit = torch.finfo(dtype).max

@@ -88,15 +88,12 @@ def shared_streams(rotation: int, bits: int) -> list[int]:
 
 
 def block_order(length: int) -> int:
-    """Return the order of the Hadamard matrices that rotate ``length`` coordinates: the largest
-    power of two within."""
+    """Return the largest power of two within ``length``: the order of its Hadamard matrices."""
     return 1 << (length.bit_length() - 1)
 
 
 def weight_of(length: int, rotations: int = 1) -> float:
-    """Return the factors of H that rotations leave out; if H is applied in two parts, each part has
-    its own.
-    """
+    """Return the factors of H that rotations leave out; both parts of a split H have their own."""
     return float(length) ** (-rotations / 2) if block_order(length) == length else 1.0
 
 

@@ -87,10 +87,8 @@ def signed_words(alphabet: int) -> np.ndarray:
 
 
 def zero_code(alphabet: int) -> int:
-    """Return the code of zero, which equals the number of levels of either sign.
-
-    Raises:
-        ValueError: The alphabet has no zero (it is even), or is out of range.
+    """Return the code of zero, which equals the number of levels of either sign; raise ValueError
+    if the alphabet has no zero (it is even), or is out of range.
     """
     if alphabet % 2 == 0 or not 3 <= alphabet <= 255:
         raise ValueError(f"alphabet={alphabet!r}: must be an odd number from 3 to 255")

@@ -1,17 +1,9 @@
-"""Define how codes are packed into 32-bit words: whole bits each, or several in one number.
+"""Define how codes are packed into 32-bit words, as docs/wire_format.md describes ("Packed codes").
 
 The loops are in the backends. Codes are packed in 16 lanes, so that as many vector lanes work in
-parallel. Each lane is a little-endian stream of units, one for each row k, from bit ``k width`` on,
-cut into 32-bit words; word w of lane l is word ``16 w + l``.
-
-Fixed width b: blocks of 512 coordinates have streams of their own. Coordinate ``i`` of a block is
-in quarter ``q = i // 128``, row ``k = i % 128 // 16`` and lane ``i % 16``. A unit is a row's codes
-in the four quarters, 4 b bits: quarter q is at bit ``q b`` of the unit. A last, partial block has
-``ceil(rest / 64)`` rows, quarters of that many rows, and the fewest words that hold them.
-
-Radix: a unit of ``digits`` codes of an alphabet A is sum_t code_t A**t, a number of ``width`` bits:
-20 ternary codes fill 32 bits, 12 of base 5 fill 28, 11 of base 7 fill 31. Code ``t`` of lane ``l``
-of row ``k`` is coordinate ``(digits k + t) 16 + l``. Codes after the last coordinate are 0.
+parallel. Each lane is a stream of units of ``width`` bits, one for each row. With fixed width a
+unit has the codes of the four quarters of a block of 512 coordinates; else it is one number of
+``digits`` codes: 20 ternary codes fill 32 bits, 12 of base 5 fill 28, 11 of base 7 fill 31.
 """
 
 from __future__ import annotations

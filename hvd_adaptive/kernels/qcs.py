@@ -15,19 +15,14 @@ NEGATIVE_FROM = 2.0**23
 
 @dataclass(frozen=True)
 class Run:
-    """Describe neighbouring buckets of a tensor that are projected alike.
-
-    start, stop: their coordinates; if the last bucket is short, zeros fill it up.
-    first: number of their first bucket in the tensor.
-    order: n, coordinates of a bucket; rows: k <= n, its measurements; weight: alpha (Eq. 8).
-    """
+    """Describe neighbouring buckets of a tensor that are projected alike."""
 
     start: int
-    stop: int
-    first: int
-    order: int
-    rows: int
-    weight: float
+    stop: int  # of their coordinates; if the last bucket is short, zeros fill it up
+    first: int  # number of their first bucket in the tensor
+    order: int  # n, coordinates of a bucket
+    rows: int  # k <= n, its measurements
+    weight: float  # alpha (Eq. 8)
 
     @property
     def buckets(self) -> int:

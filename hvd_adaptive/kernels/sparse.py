@@ -1,12 +1,4 @@
-"""Write and read bodies of random sparsification on the host.
-
-A body holds the number of values that travel in full (int64), λ of each bucket (float32), those
-values (float32), and then the words of a Rice code. In it a kept coordinate is coded as its gap,
-the number of coordinates dropped since the last kept one: the quotient gap >> k as that many zeros
-and a one, then the k low bits of the gap. If the value is sent in full precision, a bit 1 follows,
-else a bit 0 and the sign (1 is negative). The stream is little-endian in 32-bit words, the first
-bit lowest; zeros fill the last word.
-"""
+"""Write and read bodies of random sparsification on the host: docs/wire_format.md, "sparse"."""
 
 from __future__ import annotations
 
@@ -24,12 +16,8 @@ LARGEST_PARAMETER = 29
 
 
 def rice_parameter(density: float) -> int:
-    """Return the k with the fewest bits for gaps between independently kept coordinates.
-
-    Source: Kiely, Selecting the Golomb parameter in Rice coding (2004), Eq. 8.
-
-    Args:
-        density: Probability that a coordinate is kept, 0 to 1.
+    """Return the k with the fewest bits for gaps between coordinates that are kept independently
+    with this probability (Kiely, Selecting the Golomb parameter in Rice coding, 2004, Eq. 8).
     """
     if density >= 1:
         return 0
@@ -63,11 +51,8 @@ def encode_body(
 
 
 def add_bodies(bodies: Sequence[torch.Tensor], bucket_size: int, k: int, out: torch.Tensor) -> None:
-    """Add the values of ``bodies`` to ``out`` (float32, (n,)) in order.
-
-    Raise PayloadError if a body cannot be read; ``out`` is then of no use.
-
-    bodies: uint8, long enough for their thresholds.
+    """Add the values of ``bodies`` (uint8, long enough for their thresholds) to ``out`` (float32,
+    (n,)) in order. Raise PayloadError if a body cannot be read; ``out`` is then of no use.
     """
     for body in bodies:
         sections = _sections_of(body.numpy(), out.numel(), bucket_size)

@@ -1,20 +1,13 @@
-"""Define the code of the places of exact zeros: lengths of runs, in a Rice code.
+"""Define the code of the places of exact zeros: lengths of runs, in a Rice code, as
+docs/wire_format.md describes ("Zeros").
 
-Runs of nonzero coordinates and of zeros take turns. Each run of zeros has a length and a gap, the
-number of nonzero coordinates since the last run. The first run's gap is 1 larger, so that all
-numbers are at least 1. The coordinates after the last run are not zero.
-
-A number m is coded as its quotient (m - 1) >> k and the k low bits of m - 1. Gaps and lengths have
-a k each. A stream holds these bits of each run, first the gap's, then the length's; then each
-run's quotients, of the gap and of the length, as that many zeros and a one. Bits fill 64-bit words,
-little-endian, the lowest first; zeros fill the last word.
-
-k is the largest number with 3 · 2**k · runs <= 2 · total, or 0, where total is the number of zeros,
-or the number of other coordinates and 1. So 2**k is about ln 2 times the mean, the best parameter
-for runs of independent zeros (Kiely, Selecting the Golomb parameter in Rice coding, 2004). A code
-of ``runs`` numbers takes at most runs · (k + 1) + (total - runs) / 2**k bits, and this is at most
-``total``: with k = 0 the sides are equal, and otherwise the mean is at least 3 · 2**(k - 1). The
-stream of n coordinates therefore has at most n + 1 bits.
+A number m >= 1, a run's gap or length, is coded as its quotient (m - 1) >> k and the k low bits of
+m - 1. k is the largest number with 3 · 2**k · runs <= 2 · total, or 0, where total is the number of
+zeros, or the number of other coordinates and 1. So 2**k is about ln 2 times the mean, the best
+parameter for runs of independent zeros (Kiely, Selecting the Golomb parameter in Rice coding,
+2004). A code of ``runs`` numbers takes at most runs · (k + 1) + (total - runs) / 2**k bits, and
+this is at most ``total``: with k = 0 the sides are equal, and otherwise the mean is at least 3 ·
+2**(k - 1). The stream of n coordinates therefore has at most n + 1 bits.
 """
 
 from __future__ import annotations
@@ -23,12 +16,8 @@ from typing import NamedTuple
 
 
 class Runs(NamedTuple):
-    """Numbers that a reader of a stream must know.
-
-    Attributes:
-        coordinates: Length of the vector.
-        zeros: Number of coordinates that are zero, at least 1.
-        runs: Number of runs of zeros, at least 1.
+    """Numbers that a reader of a stream must know: of the vector's coordinates, of zeros among
+    them, and of runs of zeros, at least 1 each.
     """
 
     coordinates: int

@@ -14,9 +14,6 @@ from hvd_adaptive.levels.distributions import Distribution as Distribution
 from hvd_adaptive.levels.distributions import Histogram as Histogram
 from hvd_adaptive.levels.fit import SOLVERS as SOLVERS
 from hvd_adaptive.levels.fit import STARTS as STARTS
-from hvd_adaptive.levels.fit import Descent as Descent
-from hvd_adaptive.levels.fit import FitResult as FitResult
-from hvd_adaptive.levels.fit import best_level as best_level
 from hvd_adaptive.levels.fit import coordinate_descent as coordinate_descent
 from hvd_adaptive.levels.fit import fit_levels as fit_levels
 from hvd_adaptive.levels.fit import fit_multiplier as fit_multiplier

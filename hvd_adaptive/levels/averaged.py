@@ -35,11 +35,8 @@ def averaged_law(
     weights. More than 16 ranks are simulated as 16.
 
     Args:
-        law: Law of the folded coordinates.
+        law: Law of the folded coordinates, normalised by ``norm``, "l2" or "linf".
         magnitudes: (K,), the table to which they are rounded.
-        symmetric: Whether it is symmetric.
-        ranks: Number of ranks, >= 1.
-        norm: "l2" or "linf", the norm of ``law``.
         own_norm: The norm of a; ``norm`` if None. For "l2", E||a||² = E a²/E r², since ||v|| is 1.
             For "linf", the norm is the quantile that one coordinate of a bucket exceeds. The share
             of this coordinate is E r² for a law of "l2" (1/d for d coordinates), and the atom at

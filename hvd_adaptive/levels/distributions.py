@@ -22,17 +22,14 @@ LOG_BINS = LOG_EDGES.size - 1
 
 
 class Distribution:
-    """Law F of the folded coordinate r = |v_i|/||v|| in [0, 1] (ALQ paper, section 3).
+    """Law F of the folded coordinate r = |v_i|/||v|| in [lower, upper] = [0, 1] (ALQ paper, section
+    3).
 
     The law may have atoms at zero (exact zeros, padding, dead units) and at one (the largest
     coordinate under L-infinity normalisation). Every method accepts dimensionless arrays of any
     shape, and returns float64 of that shape. Folding is exact for any signs: the excess variance
     depends on |v_i| alone (ALQ Eqs 2, 28), so the density need not be even. Subclasses define
     ``moments`` and ``pdf``.
-
-    Attributes:
-        lower: Lower end of the support.
-        upper: Upper end of the support.
     """
 
     lower, upper = 0.0, 1.0
@@ -80,13 +77,10 @@ class Histogram(Distribution):
     Every method is a closed form of moments cumulated up to each edge.
 
     Args:
-        edges: (m + 1,) ascending within [0, 1].
-        masses: (m,), not negative. All masses, including the atoms, are scaled to sum to one.
-        zero_mass: Mass of the atom at zero.
-        one_mass: Mass of the atom at one.
-
-    Raises:
-        ValueError: Masses are negative, infinite, NaN or all zero, or edges are out of order.
+        edges: (m + 1,) ascending within [0, 1], else ValueError.
+        masses: (m,). All masses, including the atoms, are scaled to sum to one; negative, infinite,
+            NaN or no masses raise ValueError.
+        zero_mass, one_mass: Masses of the atoms.
     """
 
     def __init__(
@@ -111,9 +105,7 @@ class Histogram(Distribution):
 
     @classmethod
     def from_counts(cls, counts: ArrayLike) -> Histogram:
-        """Build a histogram from the non-negative counts (LOG_BINS + 2,) of ``LOG_EDGES``' bins, of
-        zeros and of ones.
-        """
+        """Build a histogram of counts (LOG_BINS + 2,): of bins of ``LOG_EDGES``, zeros and ones."""
         counts = np.asarray(counts, dtype=np.float64)
         return cls(LOG_EDGES, counts[:LOG_BINS], *counts[LOG_BINS:])
 

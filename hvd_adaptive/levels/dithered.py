@@ -18,13 +18,8 @@ _GAUSS_BITS = 0.5 * np.log2(2 * np.pi * np.e)
 
 
 def dithered_probabilities(law: Distribution, step: float, classes: int, most: int) -> Array:
-    """Return P(q | class) for q = -most..most, then the rest: (classes, 2 most + 2).
-
-    Args:
-        law: Law of the sizes t in [0, 1]; it may have an atom at zero.
-        step: Step > 0, in the unit of t.
-        classes: Number of classes of the dither.
-        most: The largest |q| with its own column; the last column holds all other integers.
+    """Return P(q | class) for q = -most..most, then of all other integers: (classes, 2 most + 2).
+    The law of the sizes t in [0, 1] may have an atom at zero; step > 0 is in the unit of t.
     """
     at_most = _at_most(law, step, classes, np.arange(-most - 1, most + 1))
     inside = np.maximum(np.diff(at_most, axis=1), 0.0)

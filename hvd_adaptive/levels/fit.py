@@ -34,17 +34,11 @@ _SPACING, _DESCENTS, _STEPS = 0.025, 4, 200
 
 @dataclass(frozen=True)
 class Descent:
-    """Result of a solver.
+    """Result of a solver."""
 
-    Attributes:
-        magnitudes: (..., K), in the shape of the start.
-        history: (sweeps + 1, ...), the objective before the first sweep and after each sweep.
-        converged: (...), whether the last sweep improved the objective by less than the tolerance.
-    """
-
-    magnitudes: Array
-    history: Array
-    converged: Array
+    magnitudes: Array  # (..., K), in the shape of the start
+    history: Array  # (sweeps + 1, ...), the objective before the first sweep and after each sweep
+    converged: Array  # (...), whether the last sweep gained less than the tolerance
 
 
 def best_level(low: ArrayLike, high: ArrayLike, distribution: Distribution) -> Array:
@@ -76,12 +70,8 @@ def coordinate_descent(
     equals updating them in turn. Each sub-problem is convex (Prop. 2 and 5), so Psi never
     increases. Levels keep the ratio ``MIN_RATIO`` to their neighbours.
 
-    Args:
-        magnitudes: (..., K), starting tables.
-        distribution: Law that the tables are fitted to, tabulated first if it is no Histogram.
-        symmetric: Whether the tables are symmetric.
-        tolerance: Stop when every row improves by less than this share of its objective.
-        max_sweeps: Stop after this many sweeps.
+    A law other than a Histogram is tabulated first. The descent ends after ``max_sweeps``, or when
+    every row improves by less than ``tolerance``, a share of its objective.
     """
     # The sub-problems are convex: the clipped optimum is the optimum among the separated positions.
     levels = separated(check_magnitudes(magnitudes, symmetric), symmetric)
@@ -202,15 +192,11 @@ SOLVERS: dict[str, Callable[[Array, Distribution, bool], Descent]] = {
 
 @dataclass(frozen=True)
 class FitResult:
-    """Fitted table.
-
-    Attributes:
-        magnitudes: (2**(bits-1),) float64, strictly increasing in float32 too; the last one is 1.
-        objective: Expected variance per coordinate on the tabulated distribution, in units of the
-            squared norm.
+    """Fitted table, and its expected variance per coordinate on the tabulated distribution, in
+    units of the squared norm.
     """
 
-    magnitudes: Array
+    magnitudes: Array  # (2**(bits-1),) float64, strictly increasing to 1 in float32 too
     objective: float
 
 
@@ -221,14 +207,12 @@ def fit_levels(
     solver: str = "coordinate_descent",
     extra_starts: Iterable[ArrayLike] = (),
 ) -> FitResult:
-    """Return the table of 2**(bits-1) magnitudes with the least expected variance (ALQ Eqs 3, 10).
+    """Return the table of 2**(bits-1) magnitudes with the least expected variance (ALQ Eqs 3, 10);
+    raise ValueError if all mass lies at zero.
 
     A law other than a Histogram is tabulated first. All starts descend together, as rows of one
     array: ``STARTS`` and ``extra_starts``, such as the current table. ``bits`` is 2 to 8, and
     ``solver`` one of ``SOLVERS``.
-
-    Raises:
-        ValueError: All mass lies at zero.
     """
     count = 1 << (bits - 1)
     distribution = distribution.tabulate()

@@ -54,12 +54,9 @@ def with_tail(counts: ArrayLike, squares: ArrayLike, buckets: float) -> Histogra
 
     Args:
         counts: (LOG_BINS + 2,), sums of weights on ``LOG_EDGES``, then of zeros and of ones.
-        squares: (LOG_BINS + 2,), sums of squared weights in the same order.
+        squares: (LOG_BINS + 2,), sums of squared weights. A negative sum raises ValueError.
         buckets: Number of buckets, by Kish's effective number (sum w)^2 / sum w^2. Coordinates are
             counted by the same formula.
-
-    Raises:
-        ValueError: A sum is negative.
     """
     counts, squares = np.asarray(counts, float), np.asarray(squares, float)
     for name, own in (("counts", counts), ("squares", squares)):

@@ -36,19 +36,14 @@ def _mills(z: Array) -> Array:
 
 
 class TruncatedNormal(Distribution):
-    """Normal laws of mean mu and deviation sigma, truncated to [lower, upper].
+    """Normal laws of mean mu and deviation sigma, truncated to [lower, upper]; raise ValueError
+    unless all are finite, sigma is not negative, and the ends ascend.
 
     Args:
         mu: Number or array, one law for each element; x broadcasts against it. This is the mean
             before truncation, not the mean of the law (App. A.2).
-        sigma: Deviation before truncation, >= 0. Zero (a bucket with equal coordinates) counts as
+        sigma: Deviation before truncation. Zero (a bucket with equal coordinates) counts as
             ``SIGMA_FLOOR``.
-        lower: Lower end of the support.
-        upper: Upper end of the support.
-
-    Raises:
-        ValueError: ``mu`` or ``sigma`` is not finite, ``sigma`` is negative, or the ends do not
-            ascend.
     """
 
     def __init__(
@@ -132,13 +127,10 @@ class Mixture(Distribution):
     ``normalized`` case of App. K.1.
 
     Args:
-        mu: (N,), mean of each bucket's normalised signed coordinates.
-        sigma: (N,), deviation of each bucket's normalised signed coordinates.
+        mu, sigma: (N,), mean and deviation of each bucket's normalised signed coordinates.
         weights: (N,), proportional to ||v_n||**2 for the expected variance (section 3.4; the
-            authors' code uses ||v_n||, the paper is right). They are scaled to sum to one.
-
-    Raises:
-        ValueError: Shapes differ, there is no component, or weights are negative or all zero.
+            authors' code uses ||v_n||, the paper is right). They are scaled to sum to one. Negative
+            weights, zeros alone, or other shapes raise ValueError.
     """
 
     def __init__(self, mu: ArrayLike, sigma: ArrayLike, weights: ArrayLike) -> None:

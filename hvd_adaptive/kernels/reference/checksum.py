@@ -17,9 +17,7 @@ from hvd_adaptive.kernels.constants import MASK32
 
 
 def seal(payload: torch.Tensor, header: bytes, seed: int | None) -> None:
-    """Write ``header`` to the beginning of ``payload``; if there is a seed, write the checksum to
-    its place in the header.
-    """
+    """Write ``header`` to the beginning of ``payload``, with a checksum if there is a seed."""
     data = bytearray(header)
     if seed is not None:
         struct.pack_into("<I", data, CHECKSUM_AT, *checksums([payload], [seed]))
@@ -35,11 +33,8 @@ def checksums(payloads: Sequence[torch.Tensor], seeds: Sequence[int]) -> list[in
 
 
 def checksum(words: torch.Tensor, seed: int) -> int:
-    """Return the position-dependent 32-bit checksum of ``words`` (int32).
-
-    Word 64 r + l of a block of 4096 enters the block's lane l. The lanes start from the block's
-    number, so that no block waits for another. Lanes are mixed and added over the blocks; then a
-    chain runs over the 64 sums.
+    """Return the position-dependent 32-bit checksum of ``words`` (int32): see docs/wire_format.md.
+    Lanes start from the block's number, so that no block waits for another.
     """
     count = -(-words.numel() // BLOCK)
     rows = torch.zeros(count * BLOCK, dtype=torch.int64, device=words.device)

@@ -17,9 +17,7 @@ from hvd_adaptive.kernels.packing import (
 
 
 def pack(codes: torch.Tensor, packing: Packing, words: torch.Tensor) -> None:
-    """Pack ``codes`` (uint8, (n,), each below the alphabet) into ``words`` (int32); the first
-    packing.words(n) words are filled.
-    """
+    """Pack codes (uint8 (n,), below the alphabet) into the first packing.words(n) words (int32)."""
     words[: packing.words(codes.numel())] = pack_codes(codes.to(torch.int64), packing)
 
 

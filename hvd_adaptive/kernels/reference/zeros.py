@@ -40,11 +40,8 @@ def write(mask: torch.Tensor, runs: Runs) -> torch.Tensor:
 
 
 def read(stream: torch.Tensor, runs: Runs) -> torch.Tensor | None:
-    """Return the mask of a stream, or None if it is not the stream of such runs.
-
-    Args:
-        stream: uint8, a multiple of 8 bytes.
-        runs: Possible numbers.
+    """Return the mask of a stream (uint8, a multiple of 8 bytes), or None if it is not that of such
+    runs, which are possible ones.
     """
     gap_bits, length_bits = runs.gap_bits, runs.length_bits
     at = runs.runs * (gap_bits + length_bits)
@@ -78,9 +75,8 @@ def take(flat: torch.Tensor, mask: torch.Tensor, values: torch.Tensor) -> None:
 
 
 def put(values: torch.Tensor, mask: torch.Tensor, out: torch.Tensor, clear: bool) -> None:
-    """Set the coordinates of ``out`` (float32) that the mask names to ``values``, in order.
-
-    clear: Set the others to zero; otherwise they do not change.
+    """Set the coordinates of ``out`` (float32) that the mask names to ``values``, in order, and
+    clear the others to zero if ``clear``.
     """
     if clear:
         out.zero_()

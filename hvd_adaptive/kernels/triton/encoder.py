@@ -65,11 +65,8 @@ def pack(
     state: tuple,
     **scheme: Any,
 ) -> None:
-    """Fill ``words`` (int32) with the codes of ``flat`` (float32, (n,)).
-
-    Args:
-        scheme: PREPARE, CODE and OPTIONS. ``state``, which must not be empty, is an argument of
-            these.
+    """Fill ``words`` (int32) with the codes of ``flat`` (float32, (n,)). scheme: PREPARE, CODE and
+    OPTIONS; ``state``, which must not be empty, is an argument of these.
     """
     layout, n = layout_of(packing, bucket_size), flat.numel()
     buckets = bucket_size, -(-n // bucket_size), magic(bucket_size)

@@ -17,9 +17,7 @@ MOST_PROGRAMS = 2**31 - 1
 
 
 def kernel(function: Callable) -> Any:
-    """Make a Triton kernel that is compiled once for each set of constants and types: sizes and
-    alignments differ from group to group.
-    """
+    """Make a Triton kernel, compiled once for a set of constants and types, whatever the sizes."""
     parameters = inspect.signature(function).parameters
     names = [name for name, p in parameters.items() if "constexpr" not in str(p.annotation)]
     return triton.jit(function, do_not_specialize=names, do_not_specialize_on_alignment=names)

@@ -76,16 +76,12 @@ def layout_of(packing: Packing, bucket_size: int, warps: int = WARPS) -> Layout:
 
 
 def magic(bucket_size: int) -> int:
-    """Return the factor by which ``crossed`` divides if buckets are SHORT: 2**31 / bucket_size,
-    rounded up.
-    """
+    """Return 2**31 / bucket_size, rounded up, by which ``crossed`` divides if buckets are SHORT."""
     return min(-(-(1 << 31) // bucket_size), 1 << 31)
 
 
 def for_each(action: Any, on: torch.Tensor, bucket_size: int, *args: Any, **constants: Any) -> None:
-    """Launch ``action(n, bucket_size, *args, TILE, INSIDE, **constants)`` on tiles of the
-    coordinates of ``on``.
-    """
+    """Launch ``action(n, bucket_size, *args, TILE, INSIDE, ...)`` on tiles of ``on``."""
     constants |= {"TILE": _TILE, "INSIDE": bucket_size % _TILE == 0}
     launch(action, -(-on.numel() // _TILE), on, on.numel(), bucket_size, *args, **constants)
 
@@ -98,9 +94,7 @@ def coordinates_left(segment, n, SIZE: tl.constexpr):
 
 @triton.jit
 def coordinate(k, digit, segment, left, lane, LAYOUT: tl.constexpr):
-    """Return the place of a digit of row k in the segment (int32) and in the tensor (int64), and
-    whether it exists.
-    """
+    """Return a digit's place in the segment (int32) and tensor (int64), and whether it exists."""
     if LAYOUT.fixed:
         quarter = ((left + 63) // 64) * 16
         place = digit * quarter + lane

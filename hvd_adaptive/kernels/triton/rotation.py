@@ -24,10 +24,8 @@ def rotate(
     y: torch.Tensor, numbers: torch.Tensor, stream: int, back: bool = False, factor: float = 1.0
 ) -> None:
     """Rotate rows y (float32, (buckets, length), contiguous) in place, or undo it and multiply by
-    ``factor``: see kernels.eden.rotate, which leaves the factor of some H out.
-
-    Args:
-        numbers: The rows' buckets (int64), on the same device.
+    ``factor``: see kernels.eden.rotate, which leaves the factor of some H out. numbers: the rows'
+    buckets (int64), on the same device.
     """
     rows, length = y.shape
     if block_order(length) == length <= LARGEST:

@@ -73,9 +73,7 @@ def _fill_norms(
     limits: torch.Tensor | None,
     norms: torch.Tensor,
 ) -> None:
-    """Fill ``norms`` (float32, (buckets,)) with reference.bucket_norms of ``flat``, within the
-    buckets' limits of magnitude (float32) if there are any.
-    """
+    """Fill ``norms`` (float32, (buckets,)) with those of ``flat``, within any limits given."""
     some, count = norms if limits is None else limits, norms.numel()
     args = flat, norms, some, flat.numel(), bucket_size, count
     constants = {"BUCKETS": WARPS, "LINF": norm == "linf", "CLIP": limits is not None}

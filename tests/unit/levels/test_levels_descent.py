@@ -9,13 +9,13 @@ from levels_oracles import BOTH, LAWS, random_magnitudes
 from hvd_adaptive.levels import (
     STARTS,
     Histogram,
-    best_level,
     check_magnitudes,
     coordinate_descent,
     expected_variance,
     gradient,
     gradient_descent,
 )
+from hvd_adaptive.levels.fit import best_level
 
 SOLVER = pytest.mark.parametrize("solver", [coordinate_descent, gradient_descent])
 
