@@ -7,12 +7,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, ClassVar
 
-from hvd_adaptive.base.checks import (
-    check_flag,
-    check_integer,
-    check_optional_integer,
-    is_whole,
-)
+from hvd_adaptive.base.checks import check_flag, check_integer, check_optional_integer, is_whole
 from hvd_adaptive.keywords import Checked, declared, keyword
 
 EXCHANGE_NAMES = ("allgather", "scatter_reduce", "hierarchical", "auto")

@@ -133,10 +133,7 @@ def power_of(largest: torch.Tensor) -> torch.Tensor:
 
 
 def finished_scales(
-    largest: torch.Tensor,
-    norms: torch.Tensor,
-    products: torch.Tensor,
-    weight: float | torch.Tensor,
+    largest: torch.Tensor, norms: torch.Tensor, products: torch.Tensor, weight: float | torch.Tensor
 ) -> torch.Tensor:
     """Return S = ‖y‖²/⟨y, q⟩ of buckets, float32 (buckets,).
 

@@ -49,8 +49,7 @@ def best_projection(order: int, gain: float) -> tuple[int, float]:
     bits = 32 * order / gain * (1 + 1e-12) - SCALE_BITS
     affordable = [(min(order, int(bits / math.log2(2 * q + 1))), q) for q in RANGES]
     return min(
-        (pair for pair in affordable if pair[0] > 0),
-        key=lambda pair: variance_bound(order, *pair),
+        (pair for pair in affordable if pair[0] > 0), key=lambda pair: variance_bound(order, *pair)
     )
 
 

@@ -19,11 +19,7 @@ from hvd_adaptive.kernels.reference.uniforms import uniforms
 
 
 def encode(
-    flat: torch.Tensor,
-    exponents: torch.Tensor,
-    words: torch.Tensor,
-    bucket_size: int,
-    key: int,
+    flat: torch.Tensor, exponents: torch.Tensor, words: torch.Tensor, bucket_size: int, key: int
 ) -> None:
     """Round ``flat`` (float32, (n,)) to powers of two, at random and without bias.
 

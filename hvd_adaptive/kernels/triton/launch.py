@@ -46,11 +46,7 @@ def launch(
     guard = torch.cuda.device(on.device) if on.is_cuda else contextlib.nullcontext()
     with guard:
         started[(programs,)](
-            *args,
-            **constants,
-            num_warps=num_warps,
-            enable_fp_fusion=False,
-            sanitize_overflow=False,
+            *args, **constants, num_warps=num_warps, enable_fp_fusion=False, sanitize_overflow=False
         )
 
 

@@ -172,13 +172,7 @@ def _norms_kernel(
 
 @kernel
 def _clip_kernel(
-    n: tl.int64,
-    bucket_size: tl.int64,
-    x,
-    limits,
-    out,
-    TILE: tl.constexpr,
-    INSIDE: tl.constexpr,
+    n: tl.int64, bucket_size: tl.int64, x, limits, out, TILE: tl.constexpr, INSIDE: tl.constexpr
 ):
     i, there, bucket = place_of(n, bucket_size, TILE, INSIDE)
     limit = tl.load(limits + bucket, mask=there, other=0.0)
