@@ -11,7 +11,6 @@ import torch
 from verdicts import Claim, Comparison
 
 from hvd_adaptive import ECDQ
-from hvd_adaptive.levels.dithered import rate_bound
 from hvd_adaptive.simulate import Records
 from hvd_adaptive.simulate.records import Row
 
@@ -34,6 +33,18 @@ LAWS: dict[str, Callable[[torch.Generator], torch.Tensor]] = {
         torch.randn(COORDINATES, generator=g) * (torch.rand(COORDINATES, generator=g) < 0.05)
     ),
 }
+
+
+def rate_bound(delta: float) -> float:
+    """Return ½ log2(2πe (1/δ² + 1/12)), the bits per coordinate that suffice for a step δ.
+
+    ``delta`` is the step δ in units of the root mean square. The bound holds for any law if the
+    code depends on the dither. Zamir and Feder (1992): H(q | dither) is the mutual information
+    between v and v + e, where e is uniform, independent and of variance δ²/12. The variance of v +
+    e is at most 1 + δ²/12, so its differential entropy is at most a Gaussian's. The entropy of e is
+    log2(δ).
+    """
+    return 0.5 * math.log2(2 * math.pi * math.e * (1 / delta**2 + 1 / 12))
 
 
 def measure() -> Records:

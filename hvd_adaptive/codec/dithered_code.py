@@ -19,7 +19,7 @@ from hvd_adaptive.levels.objective import entropy_bits
 
 # Range of steps in root mean squares. Below it, an int16 could not hold the integers of a bucket of
 # 8192, and the rest of a float32 would be little more than the dither. At its upper end the bound
-# of levels/dithered.py is below 0.29 bits.
+# of research/rate_bound.py is below 0.29 bits.
 LEAST_DELTA, MOST_DELTA = 1 / 256, 16.0
 # Candidates for the largest integer that has its own symbol.
 MOST_SYMBOLS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 127, 191, 255, 383, 511)

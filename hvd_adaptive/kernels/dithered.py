@@ -63,17 +63,10 @@ def roundtrip(flat: torch.Tensor, bucket_size: int, delta: float, key: int) -> t
 
 
 def encode_body(
-    flat: torch.Tensor,
-    bucket_size: int,
-    code: Code,
-    key: int,
-    width: int,
-    body: torch.Tensor,
-    segment: int = SEGMENT,
+    flat: torch.Tensor, bucket_size: int, code: Code, key: int, width: int, body: torch.Tensor
 ) -> int:
     """Quantise ``flat`` (float32, (n,)) into ``body`` (uint8, most_bytes); return how many bytes
     are used. bucket_size: at most n. width: the bytes of an integer; every integer fits into them.
-    segment: in coordinates.
     """
     if not flat.numel():
         body.zero_()
@@ -83,7 +76,7 @@ def encode_body(
     at = head_bytes(x.size, bucket_size)
     out[4:at].view("<f4")[:] = steps
     whole = Stretch(steps, bucket_size, np.uint64(key), 0, x.size)
-    kind, used = CODED, _encode_segments(x, whole, code, out[at:], segment)
+    kind, used = CODED, _encode_segments(x, whole, code, out[at:])
     if used is None:
         kind, used = width, width * x.size
         q = ecdq.quantize(x, steps, bucket_size, key)
@@ -99,7 +92,6 @@ def add_bodies(
     keys: Sequence[int],
     width: int,
     out: torch.Tensor,
-    segment: int = SEGMENT,
 ) -> None:
     """Add the values of ``bodies`` (uint8, and up to 7 bytes of padding, which must be 0) to
     ``out`` (float32, (n,)) in order. Raise PayloadError if a body is not valid; ``out`` is then of
@@ -112,15 +104,13 @@ def add_bodies(
             on_host("ecdq").add(q, steps, bucket_size, key, sums)
         else:
             whole = Stretch(steps, bucket_size, np.uint64(key), 0, sums.size)
-            _add_segments(coded, whole, code, sums, segment)
+            _add_segments(coded, whole, code, sums)
 
 
-def _encode_segments(
-    flat: np.ndarray, whole: Stretch, code: Code, out: np.ndarray, segment: int
-) -> int | None:
+def _encode_segments(flat: np.ndarray, whole: Stretch, code: Code, out: np.ndarray) -> int | None:
     """Fill ``out`` (uint8) with ends and segments; return None if they do not fit."""
     ecdq, huffman = on_host("ecdq"), on_host("huffman")
-    begins, most = range(0, whole.end, segment), min(segment, whole.end)
+    begins, most = range(0, whole.end, SEGMENT), min(SEGMENT, whole.end)
     head = 8 * len(begins)
     if head > out.size:
         return None
@@ -134,7 +124,7 @@ def _encode_segments(
         coded_parts: list[np.ndarray] = []
         size = 0
         for begin in share:
-            where = _part(whole, begin, segment)
+            where = _part(whole, begin)
             runs, escaped = ecdq.split(flat, where, code.most, symbols, integers)
             bits = 0
             for run, book in zip(runs, code.books, strict=True):
@@ -157,17 +147,15 @@ def _encode_segments(
     return used
 
 
-def _add_segments(
-    data: np.ndarray, whole: Stretch, code: Code, out: np.ndarray, segment: int
-) -> None:
+def _add_segments(data: np.ndarray, whole: Stretch, code: Code, out: np.ndarray) -> None:
     ecdq, huffman = on_host("ecdq"), on_host("huffman")
-    begins, most = range(0, whole.end, segment), min(segment, whole.end)
+    begins, most = range(0, whole.end, SEGMENT), min(SEGMENT, whole.end)
     ends, data = _checked_ends(data, len(begins))
 
     def add_share(share: range) -> None:
         runs: np.ndarray = np.empty((len(code.books), most), code.dtype)
         for begin in share:
-            index, where = begin // segment, _part(whole, begin, segment)
+            index, where = begin // SEGMENT, _part(whole, begin)
             start, middle, stop = ends[2 * index : 2 * index + 3].tolist()
             escaped = ecdq.numbers(data[middle:stop], code.most)
             counts = ecdq.counts(where, len(runs)).tolist()
@@ -179,8 +167,8 @@ def _add_segments(
         pass
 
 
-def _part(whole: Stretch, begin: int, segment: int) -> Stretch:
-    return whole._replace(begin=begin, end=min(begin + segment, whole.end))
+def _part(whole: Stretch, begin: int) -> Stretch:
+    return whole._replace(begin=begin, end=min(begin + SEGMENT, whole.end))
 
 
 def _shares(begins: range) -> list[range]:

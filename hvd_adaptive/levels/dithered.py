@@ -13,9 +13,6 @@ from numpy.typing import ArrayLike
 
 from hvd_adaptive.levels.distributions import Array, Distribution
 
-# The differential entropy of exp(-x**2/2)/sqrt(2 pi); a deviation adds its log2.
-_GAUSS_BITS = 0.5 * np.log2(2 * np.pi * np.e)
-
 
 def dithered_probabilities(law: Distribution, step: float, classes: int, most: int) -> Array:
     """Return P(q | class) for q = -most..most, then of all other integers: (classes, 2 most + 2).
@@ -48,15 +45,3 @@ def _at_most(law: Distribution, step: float, classes: int, k: np.ndarray) -> Arr
     cdf, mean, _ = law.moments(np.minimum(size * step, 1.0))
     integral = (y + size * cdf - mean / step) / 2
     return (integral[:-1] - integral[1:]) * (2 * classes)
-
-
-def rate_bound(delta: float) -> float:
-    """Return ½ log2(2πe (1/δ² + 1/12)), the bits per coordinate that suffice for a step δ.
-
-    ``delta`` is the step δ in units of the root mean square. The bound holds for any law if the
-    code depends on the dither. Zamir and Feder (1992): H(q | dither) is the mutual information
-    between v and v + e, where e is uniform, independent and of variance δ²/12. The variance of v +
-    e is at most 1 + δ²/12, so its differential entropy is at most a Gaussian's. The entropy of e is
-    log2(δ).
-    """
-    return float(_GAUSS_BITS + 0.5 * np.log2(1 / delta**2 + 1 / 12))

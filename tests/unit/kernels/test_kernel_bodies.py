@@ -17,7 +17,7 @@ from hvd_adaptive.kernels.numba import ecdq
 from hvd_adaptive.kernels.packing import Packing, packing_of
 from hvd_adaptive.kernels.reference.codes import pack_codes
 
-KEY, SEGMENT = (1 << 63) + 5, 256
+KEY = (1 << 63) + 5
 
 
 def code_of(delta: float, expected: Sequence[float] = ()) -> DitheredCode:
@@ -41,16 +41,19 @@ KINDS = {
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize(("n", "bucket"), [(4, 4), (400, 100), (1236, 64)])
 @pytest.mark.parametrize("broken", (True, False), ids=("with NaN and zeros", "finite"))
-def test_bodies_add_the_values_of_their_integers(kind: str, n: int, bucket: int, broken: bool):
+def test_bodies_add_the_values_of_their_integers(
+    kind: str, n: int, bucket: int, broken: bool, monkeypatch
+):
+    monkeypatch.setattr(dithered, "SEGMENT", 256)
     parts = (heavy, zeros, with_nan, heavy) if broken else (ordinary,)
     flat = torch.cat([vector(part, n // len(parts)) for part in parts])
     code, width, told = KINDS[kind]
     room = torch.zeros(most_bytes(n, bucket, width), dtype=torch.uint8)
-    body = room[: dithered.encode_body(flat, bucket, code, KEY, width, room, SEGMENT)]
+    body = room[: dithered.encode_body(flat, bucket, code, KEY, width, room)]
     assert n < 400 or broken or int(body[0]) == told
     padded = torch.cat([body, body.new_zeros(-body.numel() % 8)])
     sums, wanted = torch.linspace(-1, 1, n), torch.linspace(-1, 1, n)
-    dithered.add_bodies([padded] * 2, bucket, code, [KEY] * 2, width, sums, SEGMENT)
+    dithered.add_bodies([padded] * 2, bucket, code, [KEY] * 2, width, sums)
     steps = ecdq.bucket_steps(flat.numpy(), bucket, code.delta)
     q = ecdq.quantize(flat.numpy(), steps, bucket, KEY)
     for _ in range(2):

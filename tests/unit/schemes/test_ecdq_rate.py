@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import scipy.integrate
 import torch
+from rate_bound import rate_bound
 
 from hvd_adaptive import ECDQ, QSGD
 from hvd_adaptive.codec.dithered_code import (
@@ -22,7 +23,7 @@ from hvd_adaptive.codec.dithered_code import (
     gaussian_law,
 )
 from hvd_adaptive.levels import Histogram, entropy_bits
-from hvd_adaptive.levels.dithered import dithered_probabilities, rate_bound
+from hvd_adaptive.levels.dithered import dithered_probabilities
 from hvd_adaptive.schemes.ecdq import often
 
 LAWS = {
