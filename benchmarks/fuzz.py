@@ -26,7 +26,7 @@ from tqdm import tqdm
 
 import hvd_adaptive
 from hvd_adaptive import PayloadError, Tuning, kernels
-from hvd_adaptive.coding import coder as coders
+from hvd_adaptive.coding import coders
 from hvd_adaptive.coding.payload import SIZE, Header, body_seed, read_header
 
 COORDINATES, BUCKET = 3000, 500

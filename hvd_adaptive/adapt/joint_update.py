@@ -2,57 +2,45 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from hvd_adaptive.adapt.coverage import Coverage
 
-logger = logging.getLogger("hvd_adaptive")
-
 # The update that changes nothing, because a retry would see nothing new.
 NOTHING_NEW = np.zeros(1)
 
 
+@dataclass
 class JointUpdate:
     """One update of several parts' tables, whose statistics and tables are sent concatenated.
 
     Buckets with NaN or Inf do not count; tables are fitted to the others. If AMP skips the step, no
     table is the worse for it: r = abs(v)/norm does not depend on the loss scale, and a fit that
     lacks notable parts of the gradient is incomplete, so it is repeated at the next step.
-
-    Args:
-        codecs: Codecs (``codec.codec.FittedCodec``) by label, in the same order on every rank.
-        seconds: Codecs of averages by label, fitted to the same statistics.
-        alone: Fit only ``seconds``.
-        earlier: Function of a label: statistics of earlier steps of this rank, to fit to as well.
-        warn_kept, warn_lost: Log why tables are kept, and that sampled buckets are not finite.
-        again: Fit only if there are notably more statistics than at the incomplete update that this
-            one retries: layers that never get a gradient would cause fits without end.
     """
 
-    def __init__(
-        self,
-        codecs: Mapping[str, Any],
-        seconds: Mapping[str, Any] | None = None,
-        alone: bool = False,
-        earlier: Callable[[str], Sequence[np.ndarray]] = lambda label: (),
-        warn_kept: Callable[..., None] = logger.warning,
-        warn_lost: Callable[..., None] = logger.warning,
-        again: bool = False,
-    ) -> None:
-        self.codecs, self._earlier, self._again = codecs, earlier, again
-        self._warn_kept, self._warn_lost = warn_kept, warn_lost
-        self._seconds = seconds or {}
-        self._firsts = {} if alone else codecs
+    codecs: Mapping[str, Any]  # codec.codec.FittedCodec by label, in the same order on every rank
+    seconds: Mapping[str, Any]  # codecs of averages by label, fitted to the same statistics
+    alone: bool  # fit only ``seconds``
+    earlier: Callable[[str], Sequence[np.ndarray]]  # statistics of a label's earlier steps
+    warn_kept: Callable[..., None]
+    warn_lost: Callable[..., None]
+    # Fit only if there are notably more statistics than at the incomplete update that this one
+    # retries: layers that never get a gradient would cause fits without end.
+    again: bool
+
+    def __post_init__(self) -> None:
+        self._firsts = {} if self.alone else self.codecs
         self._ends: list[int] = []
 
     def joined(self, own: Mapping[str, np.ndarray]) -> np.ndarray:
         """Return the statistics to send: those of this step by label, and of earlier steps."""
         vectors = [
-            self.codecs[label].joined([*self._earlier(label), vector])
+            self.codecs[label].joined([*self.earlier(label), vector])
             for label, vector in own.items()
         ]
         self._ends = np.cumsum([vector.size for vector in vectors]).tolist()
@@ -64,13 +52,13 @@ class JointUpdate:
         """
         of_parts = zip(*(np.split(row, self._ends[:-1]) for row in collected), strict=True)
         statistics = dict(zip(self.codecs, of_parts, strict=True))
-        fitted = [*self._firsts.items(), *self._seconds.items()]
-        if self._again and not any(codec.has_more(statistics[label]) for label, codec in fitted):
+        fitted = [*self._firsts.items(), *self.seconds.items()]
+        if self.again and not any(codec.has_more(statistics[label]) for label, codec in fitted):
             return NOTHING_NEW
         updates = {label: codec.refit(statistics[label]) for label, codec in self._firsts.items()}
         seconds = [
             second.refit_second(statistics[label], self.codecs[label], updates.get(label))
-            for label, second in self._seconds.items()
+            for label, second in self.seconds.items()
         ]
         all_updates = [*updates.values(), *seconds]
         kept = [label for (label, _), new in zip(fitted, all_updates, strict=True) if not new[1]]
@@ -81,13 +69,13 @@ class JointUpdate:
         """Warn of tables that are kept although something is quantised, and of lost buckets."""
         reasons = {_why_kept(coverages[label]) for label in kept if coverages[label].sampled}
         if reasons:
-            self._warn_kept(
+            self.warn_kept(
                 "some level tables are kept, and fitted later: %s", "; ".join(sorted(reasons))
             )
         lost = sum(coverage.lost for coverage in coverages.values())
         if lost and not reasons:
             sampled = sum(coverage.sampled for coverage in coverages.values())
-            self._warn_lost(
+            self.warn_lost(
                 "level tables are fitted without %d of %d sampled buckets, which contain NaN or "
                 "Inf: one such coordinate makes its whole bucket NaN in the average",
                 lost,
@@ -98,7 +86,7 @@ class JointUpdate:
         """Apply the broadcast update; return whether no part needs another one soon."""
         if np.array_equal(update, NOTHING_NEW):
             return False
-        seconds = {f"{label} second stage".strip(): c for label, c in self._seconds.items()}
+        seconds = {f"{label} second stage".strip(): c for label, c in self.seconds.items()}
         fitted = [*self._firsts.items(), *seconds.items()]
         count = len(fitted)
         ends = np.cumsum(update[:count]).astype(int)

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import numbers
 from collections.abc import Callable, Collection, Iterable
 from typing import Any
 
 from hvd_adaptive import states
+from hvd_adaptive.base.checks import is_whole
 
 LONGEST_WAIT = 1024
 # Steps that a fit is based on: its own and those before it. If gradients of several kinds take
@@ -171,6 +171,6 @@ class _Planned:
 
 
 def _whole(step: Any) -> int:
-    if not isinstance(step, numbers.Integral) or isinstance(step, bool) or step < 0:
+    if not is_whole(step) or step < 0:
         raise ValueError(f"update_steps: must give ascending steps >= 0, not {step!r}")
     return int(step)

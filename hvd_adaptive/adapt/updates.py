@@ -126,9 +126,8 @@ class Updates:
         """Return what is due at ``step``. Wrong ``update_steps`` raise here."""
         if not self._codecs[""].is_fitted:
             return NOTHING
-        is_requested = self.schedule.retry_at is not None
-        is_requested = is_requested or self._second_schedule.retry_at is not None
-        if step in self._quiet and not is_requested:
+        requested = self.schedule.retry_at, self._second_schedule.retry_at
+        if step in self._quiet and requested == (None, None):
             return NOTHING
         precedes, first = self.schedule.precedes_fit(step), self.schedule.is_due(step)
         second = self._second_schedule.retry_at == step  # nothing is planned

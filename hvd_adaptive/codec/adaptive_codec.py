@@ -223,11 +223,12 @@ class AdaptiveCodec(FittedCodec, TableCodec):
         return (table.bits, table.symmetric) == (own.bits, own.symmetric)
 
     def tables_state(self) -> dict[str, Any]:
-        own = {"table": self._table.state_dict(), "norm": self.norm}
-        share = {"share": self._share} if self._share else {}
-        is_waiting = self.fit_requested and not self.table_version
-        requested = {"requested": True} if is_waiting else {}
-        return super().tables_state() | own | share | requested
+        state = super().tables_state() | {"table": self._table.state_dict(), "norm": self.norm}
+        if self._share:
+            state["share"] = self._share
+        if self.fit_requested and not self.table_version:
+            state["requested"] = True
+        return state
 
     def tables_in(self, state: Mapping[str, Any]) -> dict[str, Any]:
         own = {"_table": self._table_of(state), "_share": share_in(state)}

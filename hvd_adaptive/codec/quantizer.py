@@ -14,7 +14,7 @@ import torch
 from hvd_adaptive import kernels
 from hvd_adaptive._version import __version__
 from hvd_adaptive.base.errors import WarnOnce
-from hvd_adaptive.coding.coder import Coder
+from hvd_adaptive.coding.coders import Coder
 from hvd_adaptive.coding.payload import Payload
 from hvd_adaptive.settings import Settings
 

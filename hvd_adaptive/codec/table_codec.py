@@ -12,8 +12,7 @@ from hvd_adaptive import kernels
 from hvd_adaptive.codec.codec import Codec
 from hvd_adaptive.codec.level_table import LevelTable
 from hvd_adaptive.codec.payloads import squares_of
-from hvd_adaptive.coding.coder import Coder
-from hvd_adaptive.coding.coders import CODERS
+from hvd_adaptive.coding.coders import CODERS, Coder
 from hvd_adaptive.coding.payload import padded
 from hvd_adaptive.settings import Settings
 
@@ -22,7 +21,7 @@ class TableCodec(Codec):
     """Codec that quantises buckets by their norm ("l2" or "linf") and one table of levels.
 
     The body holds one float32 scale for each bucket, then the codes' 32-bit words
-    (kernels/packing.py). If ``coding`` names a coder and its stream (coding/coder.py) is shorter,
+    (kernels/packing.py). If ``coding`` names a coder and its stream (coding/coders.py) is shorter,
     the stream replaces the words.
     """
 

@@ -147,8 +147,7 @@ class EDENCodec(Codec):
         return {"bits": self.bits}
 
     def second_codec(self, bits: int) -> Codec:
-        settings = Settings(**self._for_averages())
-        return EDENCodec(settings, bits)
+        return EDENCodec(Settings(**self._for_averages()), bits)
 
     def body_bytes(self, coordinates: int) -> int:
         buckets = Buckets(coordinates, self.settings.bucket_size)

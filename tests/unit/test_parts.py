@@ -13,7 +13,6 @@ import torch
 from states import plain, through_disk
 
 from hvd_adaptive import ALQ, AMQ, NUQSGD, QSGD, TernGrad, Tuning
-from hvd_adaptive.adapt.joint_update import JointUpdate
 
 BITS = {"*.bias": None, "conv1*": 5, "conv*": 4}
 NAMES = ["conv1.weight", "conv2.weight", "conv1.bias", "fc.weight", "fc.bias"]
@@ -192,7 +191,7 @@ def update(compressor: ALQ, step: int, empty: tuple = ()) -> None:
     """As two ranks do; the other one's statistics are collected here."""
     codecs = {label: ALQ(bucket_size=100).parts.default for label in LABELS}
     draw, calls = samples(1, empty), []
-    other = JointUpdate(codecs).joined({p: c.collect(draw(20, p)) for p, c in codecs.items()})
+    other = np.concatenate([c.joined([c.collect(draw(20, p))]) for p, c in codecs.items()])
 
     def sync(own, fit):
         calls.append(own)

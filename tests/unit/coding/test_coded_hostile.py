@@ -12,7 +12,7 @@ import torch
 import unit_oracles as oracle
 
 from hvd_adaptive import ALQ, PayloadError, TernGrad
-from hvd_adaptive.coding import coder as coders
+from hvd_adaptive.coding import coders
 
 N, BUCKET, SEGMENT = 2500, 500, 600
 MADE = {

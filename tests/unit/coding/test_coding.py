@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from scheme_cases import EVERY, schemes
 
 from hvd_adaptive import ALQ, NUQSGD, QSGD, PayloadError, TernGrad
-from hvd_adaptive.coding import coder as coders
+from hvd_adaptive.coding import coders
 from hvd_adaptive.coding.coders import CODERS
 from hvd_adaptive.coding.payload import read_header
 from hvd_adaptive.kernels.numba.codes import pack, unpack

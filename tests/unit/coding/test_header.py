@@ -11,7 +11,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from hvd_adaptive import ALQ, ECDQ, QSGD, PayloadError
-from hvd_adaptive.coding import coder
+from hvd_adaptive.coding import coders
 from hvd_adaptive.coding.payload import payloads_in
 from hvd_adaptive.kernels import dithered
 
@@ -61,11 +61,11 @@ def test_things_that_are_no_payload():
 @pytest.mark.parametrize("make", [lambda: ALQ(coding="huffman"), lambda: ECDQ(bits=2.0)])
 def test_streams_beyond_the_last_end_travel_uncoded(make, monkeypatch):
     """And nothing wraps."""
-    flat = torch.randn(3 * coder.SEGMENT, generator=torch.Generator().manual_seed(1))
+    flat = torch.randn(3 * coders.SEGMENT, generator=torch.Generator().manual_seed(1))
     codec = make()
     codec.fit(flat)
     coded = codec.encode(flat, seed=1)
-    for module in (coder, dithered):
+    for module in (coders, dithered):
         monkeypatch.setattr(module, "LAST_END", coded.numel() // 2)
     uncoded = codec.encode(flat, seed=1)
     assert uncoded.numel() > coded.numel(), "as fixed width, or as integers"
