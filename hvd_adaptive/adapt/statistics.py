@@ -26,11 +26,8 @@ _SQUARES = np.concatenate([((LOG_EDGES[:-1] + LOG_EDGES[1:]) / 2) ** 2, [0.0, 1.
 
 
 class Sample(list[torch.Tensor]):
-    """Buckets drawn from a larger set (float32, 1-D; the last one of a group may be shorter).
-
-    Attributes:
-        weights: Number of buckets that each one represents, up to a common factor. Buckets in other
-            containers have weight 1.
+    """Buckets drawn from a larger set (float32, 1-D; the last one of a group may be shorter), and
+    weights: the number of buckets that each one represents, up to a common factor.
     """
 
     def __init__(self) -> None:
@@ -125,9 +122,8 @@ class HistogramStatistic:
 
 
 class NormalStatistic:
-    """Norm, mean and deviation of each bucket's normalised coordinates: the ALQ paper's model.
-
-    Methods are those of ``HistogramStatistic``.
+    """Norm, mean and deviation of each bucket's normalised coordinates: the ALQ paper's model, with
+    the methods of ``HistogramStatistic``.
     """
 
     def __init__(self, samples: int) -> None:

@@ -89,10 +89,9 @@ def stream_of(device: torch.device) -> Hashable:
 
 
 def taken_over(tensor: torch.Tensor) -> torch.Tensor:
-    """Return ``tensor``, made by another library on the default stream, ready for the current one.
-
-    The current stream waits for the default one, and its use of the memory is recorded, so that the
-    memory is not reused too early.
+    """Return ``tensor``, made by another library on the default stream, ready for the current one,
+    which waits for the default one. This use of the memory is recorded, so that it is not reused
+    too early.
     """
     if tensor.is_cuda:
         current = torch.cuda.current_stream(tensor.device)
@@ -158,9 +157,8 @@ def all_finite(tensors: Iterable[torch.Tensor]) -> bool:
 
 @functools.cache
 def wide_of(dtype: torch.dtype) -> torch.dtype:
-    """Return the dtype in which tensors of ``dtype`` are summed, float32 or float64.
-
-    Sums in float16 overflow beyond 65,504, and Horovod reduces no bfloat16.
+    """Return the dtype in which tensors of ``dtype`` are summed, float32 or float64: sums in
+    float16 overflow beyond 65,504, and Horovod reduces no bfloat16.
     """
     return torch.float64 if dtype == torch.float64 else torch.float32
 

@@ -98,9 +98,8 @@ class Quantizer(ABC):
 
     @abstractmethod
     def encode_body(self, flat: torch.Tensor, body: torch.Tensor, key: int) -> int | None:
-        """Quantise ``flat`` (float32, 1-D) into ``body`` (uint8, body_bytes(flat.numel())).
-
-        Return the length in bytes if it varies; ``body[:length]`` is the body.
+        """Quantise ``flat`` (float32, 1-D) into ``body`` (uint8, body_bytes(flat.numel())). Return
+        the length in bytes if it varies; ``body[:length]`` is the body.
         """
 
     def decode_bodies(

@@ -104,9 +104,8 @@ def make_second_stage(codec: Quantizer, ranks: int, bits: int) -> SecondStage:
 
 
 def default_bits(codec: Quantizer, ranks: int) -> int:
-    """Return the fewest bits from which one more is worth less than one in the first stage.
-
-    The result is at most 8, or 32 if the first stage is lossless. It is the same on every rank.
+    """Return the fewest bits from which one more is worth less than one in the first stage: at most
+    8, or 32 if the first stage is lossless; the same on every rank.
     """
     known = codec.name, codec.described, ranks
     if known not in _chosen:

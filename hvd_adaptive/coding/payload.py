@@ -152,7 +152,6 @@ def check_owned(name: str, *parts: object) -> None:
 @dataclass(frozen=True)
 class Payload:
     """A payload (uint8, 1-D) with its header, and a view of its body, the scheme's own section.
-
     ``runs`` are the numbers with which ``zeros`` begins; None if that is empty.
     """
 

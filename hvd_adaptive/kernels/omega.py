@@ -49,10 +49,8 @@ def code_word(k: int) -> tuple[int, int]:
 
 @functools.cache
 def code_words(digits: int) -> np.ndarray:
-    """Return bits << 32 | code of every number with at most ``digits`` binary digits.
-
-    The result is uint64 (2**digits,), indexed by the number; entry 0 is 0. ``digits`` must be 1 to
-    MOST_DIGITS.
+    """Return bits << 32 | code of every number with at most ``digits`` (1 to MOST_DIGITS) binary
+    digits: uint64 (2**digits,), indexed by the number; entry 0 is 0.
     """
     if not 1 <= digits <= MOST_DIGITS:
         raise ValueError(f"digits={digits!r}: must be an integer from 1 to {MOST_DIGITS}")

@@ -26,9 +26,8 @@ ROOM = 1.03
 
 
 class Packing(NamedTuple):
-    """Pack ``digits`` codes into a unit of ``width`` bits: alphabet**digits <= 2**width.
-
-    digits = 1 is fixed width, more is radix packing.
+    """Pack ``digits`` codes into a unit of ``width`` bits: alphabet**digits <= 2**width. digits = 1
+    is fixed width, more is radix packing.
     """
 
     alphabet: int

@@ -92,10 +92,8 @@ class KernelTable:
 
 
 def kernel_table(magnitudes: np.ndarray, symmetric: bool) -> KernelTable:
-    """Build the arrays of a table given by its ascending magnitudes, the last of which is 1.
-
-    ``symmetric``: all magnitudes are positive and zero is no level (ALQ paper, App. B.3); otherwise
-    the first magnitude is 0.
+    """Build the arrays of a table of magnitudes that ascend to 1, from above 0 if ``symmetric``,
+    else from 0.
     """
     magnitudes = np.asarray(magnitudes, dtype=np.float64)
     levels = magnitudes.astype(np.float32)
@@ -207,9 +205,8 @@ def _is_exponential(positive: np.ndarray) -> bool:
 
 
 def _thresholds(lower: np.ndarray, upper: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Return starts and gaps such that lower <= start + k * gap <= upper in float32, for any k.
-
-    Then counting thresholds below r and searching r's interval give the same index.
+    """Return starts and gaps such that lower <= start + k * gap <= upper in float32, for any k:
+    counting thresholds below r and searching r's interval then give the same index.
     """
     gaps = (upper - lower) * UNIFORM_SCALE
     start = lower + gaps * np.float32(0.5)

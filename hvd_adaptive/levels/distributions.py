@@ -112,8 +112,7 @@ class Histogram(Distribution):
     @classmethod
     def from_samples(cls, r: ArrayLike, weights: ArrayLike | None = None) -> Histogram:
         """Build a histogram on ``LOG_EDGES`` from samples of r, of any shape, and their weights.
-
-        Samples that exceed 1 by rounding (at most 1e-6) count as 1. Others outside [0, 1] raise
+        Samples beyond 1 by rounding (at most 1e-6) count as 1, others outside [0, 1] raise
         ValueError.
         """
         r = np.asarray(r, dtype=np.float64).reshape(-1)
@@ -126,9 +125,8 @@ class Histogram(Distribution):
         return cls(LOG_EDGES, masses, w[r == 0].sum(), w[r >= 1].sum())
 
     def moments(self, x: ArrayLike, order: int = 2) -> Moments:
-        """Return the integrals of r**k dF over [0, x], k = 0..2, from a single search for the bins.
-
-        ``order`` has no effect: all three cost little more than one.
+        """Return the integrals of r**k dF over [0, x], k = 0..2, whatever ``order``: all three cost
+        little more than one.
         """
         x = np.asarray(x, dtype=np.float64)
         bins = np.searchsorted(self.edges[1:-1], x, side="right")
@@ -160,7 +158,6 @@ class Histogram(Distribution):
 
     def cube_root_points(self, steps: Array) -> Array:
         """Return the points up to which density**(1/3) integrates to these shares of its integral.
-
         Some mass must lie between the atoms.
         """
         roots = np.cumsum(np.cbrt(self.density) * np.diff(self.edges))

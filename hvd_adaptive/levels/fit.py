@@ -168,9 +168,8 @@ def cube_root(distribution: Distribution, count: int, symmetric: bool) -> Array:
 
 
 def dynamic_programme(distribution: Distribution, count: int, symmetric: bool) -> Array:
-    """Return the optimum on a grid of candidates, which is near the global one for any shape.
-
-    Without this start, heavy tails and scale mixtures end in local minima: see tests/unit/levels.
+    """Return the optimum on a grid of candidates, near the global one for any shape: without this
+    start, heavy tails and scale mixtures end in local minima (tests/unit/levels).
     """
     levels = grid_optimum(distribution, count, symmetric, grid=max(256, 8 * count))
     return separated(levels, symmetric)

@@ -34,9 +34,8 @@ def normal_levels(bits: int) -> np.ndarray:
 
 
 def distortion(levels: np.ndarray) -> float:
-    """Return E(q(z) - z)² for z ~ N(0, 1) and the nearest of ``normal_levels``, q(z).
-
-    Each level is its cell's mean, so this is 1 - E q(z)².
+    """Return E(q(z) - z)² for z ~ N(0, 1) and the nearest of ``normal_levels``, q(z): 1 - E q(z)²,
+    as each level is its cell's mean.
     """
     positive = levels[levels > 0]
     return 1 - 2 * float(positive**2 @ _masses(_edges(positive)))

@@ -59,10 +59,9 @@ def signed_levels(magnitudes: ArrayLike, symmetric: bool) -> Array:
 
 
 def separated(levels: ArrayLike, symmetric: bool) -> Array:
-    """Return a table close to ``levels`` that satisfies ``MIN_RATIO`` and ``LEAST_LEVEL``.
-
-    ``levels`` is (..., K), non-decreasing within [0, 1]. The last level becomes 1, and the first
-    one of a zero-based table 0.
+    """Return a table close to ``levels``, (..., K), non-decreasing within [0, 1], that satisfies
+    ``MIN_RATIO`` and ``LEAST_LEVEL``. The last level becomes 1, and the first one of a zero-based
+    table 0.
     """
     levels = np.array(levels, dtype=np.float64)
     first = 0 if symmetric else 1

@@ -78,9 +78,7 @@ def hessian_bands(
 
 
 def curvature_bound(magnitudes: ArrayLike, distribution: Distribution, symmetric: bool) -> Array:
-    """Return the Gershgorin bound of each row of the Hessian of Psi, the sum of its absolute
-    values, in the shape of ``magnitudes``; 0 for fixed levels.
-    """
+    """Return the Gershgorin bounds of the rows of Psi's Hessian, (..., K); 0 for fixed levels."""
     bound, beside = hessian_bands(magnitudes, distribution, symmetric)
     bound[..., 1:-1] += beside[..., :-1]
     bound[..., 1:-1] += beside[..., 1:]

@@ -58,10 +58,8 @@ def candidate_grid(histogram: Histogram, size: int) -> Array:
 
 
 def best_on_grid(candidates: ArrayLike, moments: Moments, count: int, symmetric: bool) -> Array:
-    """Return the ``count`` ascending candidates with the least Psi; the last one is 1.
-
-    The candidates, more than ``count``, ascend from 0 to 1; ``moments`` are the law's at the
-    candidates, k = 0..2.
+    """Return the ``count`` ascending candidates with the least Psi; the last one is 1. The
+    candidates, more than ``count``, ascend from 0 to 1; ``moments`` are the law's there, k = 0..2.
     """
     x = np.asarray(candidates, dtype=np.float64)
     mass, mean, second = moments

@@ -42,10 +42,9 @@ def small_coordinates(reach: float) -> float:
 
 @functools.cache
 def safe_magnitudes(count: int, symmetric: bool, dimension: int) -> tuple[float, ...]:
-    """Return the exponential table whose bound on the variance of any vector is least.
-
-    It is for tables of ``count`` magnitudes, >= 2, that are not fitted yet. Its bound holds for
-    buckets of ``dimension`` coordinates, and for the L2 and the L-infinity norm.
+    """Return the exponential table of ``count`` magnitudes, >= 2, whose bound on the variance of
+    any vector is least: for buckets of ``dimension`` coordinates, the L2 and the L-infinity norm,
+    before any fit.
     """
     tables = [exponential_magnitudes(count, k / _PARTS, symmetric) for k in range(1, _PARTS)]
     positive = [t for t in tables if t[0 if symmetric else 1] >= LEAST_LEVEL]

@@ -57,10 +57,9 @@ def decode_add(
     factor: float,
     out: torch.Tensor,
 ) -> None:
-    """Set out (float32, (n,)) to factor * (out + the payloads' values, added in order).
-
-    A payload is its (values float32 (buckets, alphabet), words int32). A code that no encoder makes
-    is decoded as NaN.
+    """Set out (float32, (n,)) to factor * (out + the payloads' values, added in order). A payload
+    is its (values float32 (buckets, alphabet), words int32). A code that no encoder makes is
+    decoded as NaN.
     """
     n = out.numel()
     of = torch.arange(n, device=out.device) // bucket_size

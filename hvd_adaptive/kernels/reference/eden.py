@@ -102,10 +102,9 @@ def _parts(flat: torch.Tensor, buckets: Buckets) -> list[tuple[torch.Tensor, int
 def _quantize(
     rows: torch.Tensor, numbers: Sequence[int], levels: Levels, streams: Sequence[int]
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return scales (buckets,) and codes (int64, (buckets, kept coordinates)).
-
-    A bucket is multiplied by the power of two that brings its largest coordinate into [2, 4), so
-    that nothing overflows.
+    """Return scales (buckets,) and codes (int64, (buckets, kept coordinates)). A bucket is
+    multiplied by the power of two that brings its largest coordinate into [2, 4), so that nothing
+    overflows.
     """
     length = rows.shape[1]
     largest = bucket_norms(rows.reshape(-1), length, "linf")

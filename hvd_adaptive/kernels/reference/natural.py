@@ -40,9 +40,8 @@ def encode(
 def decode_add(
     payloads: Sequence[tuple[torch.Tensor, torch.Tensor]], factor: float, out: torch.Tensor
 ) -> None:
-    """Set out (float32, (n,)) to factor * (out + the payloads' values, added in order).
-
-    A payload is its (exponents uint8, words int32).
+    """Set out (float32, (n,)) to factor * (out + the payloads' values, added in order). A payload
+    is its (exponents uint8, words int32).
     """
     for exponents, words in payloads:
         exponent = exponents.to(torch.int64)

@@ -68,9 +68,8 @@ def decode_add(
     factor: float,
     out: torch.Tensor,
 ) -> None:
-    """Set out (float32, (n,)) to factor * (out + the payloads' values, added in order).
-
-    A payload is its (scales float32, words int32). Buckets of scale 0 add nothing.
+    """Set out (float32, (n,)) to factor * (out + the payloads' values, added in order). A payload
+    is its (scales float32, words int32). Buckets of scale 0 add nothing.
     """
     for (scales, words), key in zip(payloads, keys, strict=True):
         codes = unpack_codes(words, sum(run.codes for run in runs), packing_of(alphabet))

@@ -110,10 +110,8 @@ def _sqrt(x: torch.Tensor) -> torch.Tensor:
 def quantize(
     flat: torch.Tensor, scales: torch.Tensor, bucket_size: int, table: KernelTable, key: int
 ) -> torch.Tensor:
-    """Return codes (int64, (n,)) of ``flat`` under stochastic rounding.
-
-    Zero and NaN buckets have codes alphabet // 2, the level nearest zero, which coders make
-    shortest.
+    """Return codes (int64, (n,)) of ``flat`` under stochastic rounding. Zero and NaN buckets have
+    codes alphabet // 2, the level nearest zero, which coders make shortest.
     """
     usable = scales > 0
     inverse = torch.where(usable, 1.0 / scales, torch.zeros_like(scales))
@@ -168,9 +166,8 @@ def decode_add(
     out: torch.Tensor,
     add: bool = True,
 ) -> None:
-    """Set out (float32, (n,)) to factor * (out + the payloads' values, added in order).
-
-    A payload is its (scales float32, words int32).  add: if False, ``out`` counts as zeros.
+    """Set out (float32, (n,)) to factor * (out + the payloads' values, added in order). A payload
+    is its (scales float32, words int32). add: if False, ``out`` counts as zeros.
     """
     if not add:
         out.zero_()

@@ -15,8 +15,7 @@ def has_zeros(flat: torch.Tensor) -> bool:
 
 def mark(flat: torch.Tensor) -> tuple[torch.Tensor, Runs]:
     """Return the mask of ``flat`` (float32, (n,)), which contains a zero, and the runs' numbers.
-
-    The mask is uint8 (mask_bytes(n),). Bit i % 8 of byte i // 8 is 1 if coordinate i is not zero.
+    Bit i % 8 of byte i // 8 (uint8, mask_bytes(n)) is 1 if coordinate i is not zero.
     """
     there = flat != 0
     starts, ends = _edges(there)

@@ -122,9 +122,7 @@ def _decode_segments(tensor, run, ADD: tl.constexpr, LAYOUT: tl.constexpr):
 
 @triton.jit
 def _decode_row(k, tensor, tile, run, ADD: tl.constexpr, LAYOUT: tl.constexpr):
-    """Add row k of all payloads into the tensor. tile: segments, lanes, the results of
-    ``bucket_under``.
-    """
+    """Add row k of all payloads into the tensor. tile: segments, lanes, ``bucket_under``."""
     DIGITS: tl.constexpr = LAYOUT.digits
     WORDS: tl.constexpr = LAYOUT.rows * LAYOUT.width // 32
     segment, lane, bucket, within = tile

@@ -143,8 +143,8 @@ def crossed(place, within, bucket_size, magic, BUCKETS: tl.constexpr):
 
 @triton.jit
 def place_of(n, bucket_size, TILE: tl.constexpr, INSIDE: tl.constexpr):
-    """Return the places of a tile's coordinates (int64), whether they exist, and their buckets
-    (int64). INSIDE: a tile lies in one bucket.
+    """Return a tile's coordinates (int64), whether they exist, and their buckets (int64; one if
+    INSIDE).
     """
     first = tl.program_id(0).to(tl.int64) * TILE
     i = first + tl.arange(0, TILE)

@@ -134,9 +134,7 @@ def rule_of(table: KernelTable, device: torch.device) -> tuple[Any, tuple, tuple
 
 @functools.lru_cache(maxsize=64)
 def _search_rows(table: KernelTable, device: torch.device) -> torch.Tensor:
-    """Return float32 (3, a power of two): lower ends of the intervals, padded by values that
-    nothing exceeds, starts and gaps.
-    """
+    """Return float32 (3, a power of two): lower ends, padded by infinity, starts and gaps."""
     rows = np.full((3, 1 << (table.thresholds - 1).bit_length()), np.inf, np.float32)
     for row, values in zip(rows, (table.lower, table.start, table.gap), strict=True):
         row[: table.thresholds] = values
