@@ -119,7 +119,7 @@ class TensorSession(ApartFromHorovod):
     @property
     def is_idle(self) -> bool:
         """Return whether no step is in progress."""
-        return self._driver.is_idle
+        return self._driver.drive is None
 
     def wait(self) -> None:
         # A schedule or a sink of Monitor, which an average calls, would wait for itself.

@@ -42,6 +42,7 @@ class Arrivals:
         device: The device of the gradients; the CPU before the first one.
         on_cpu: Whether the first one has arrived, on the CPU.
         mail: Slots of gradients that arrived after the last ``read``.
+        early: The averages that came before ``write_early``, by group.
         kept: The averages that could not be written back, by group.
         lacking: For each group, how many gradients had not arrived at the last ``read``.
     """
@@ -71,7 +72,7 @@ class Arrivals:
         # on the stream of its forward pass.
         self._streams: dict[int, torch.cuda.Stream] = {}
         self.is_early = True
-        self._early: dict[int, torch.Tensor] = {}
+        self.early: dict[int, torch.Tensor] = {}
         self.kept: dict[int, torch.Tensor] = {}
         self.buffer = context.buffer
 
@@ -171,7 +172,7 @@ class Arrivals:
     def deliver(self, index: int, average: torch.Tensor) -> None:
         """Accept the average of a group."""
         if self.is_early:
-            self._early[index] = average
+            self.early[index] = average
             return
         group = self._layout.groups[index]
         if all(map(self.in_place.__getitem__, group.slots)):
@@ -180,29 +181,19 @@ class Arrivals:
                 if len(targets) > 1 or targets[0].data_ptr() != average.data_ptr():
                     torch.split_with_sizes_copy(average, group.sizes, out=targets)
                 return
-        self._deliver_singly(index, average)
-
-    def _deliver_singly(self, index: int, average: torch.Tensor) -> None:
-        """Write a group's average to those gradients that it may replace; keep it for others."""
-        is_kept = False
-        for piece in self._layout.groups[index].pieces:
+        for piece in group.pieces:
             tensor = self.tensors[piece.slot]
             if tensor is not None and self.in_place[piece.slot]:
                 view_of(piece, tensor).copy_(average[piece.in_group])
-            is_kept |= tensor is not None and not self.in_place[piece.slot]
-        if is_kept:
-            self.kept[index] = average.clone()  # its memory is reused
+            elif tensor is not None and index not in self.kept:
+                self.kept[index] = average.clone()  # its memory is reused
 
     def write_early(self) -> None:
         """Write the averages that came early to the gradients, and later ones at once."""
         self.is_early = False
-        for index, average in self._early.items():
+        for index, average in self.early.items():
             self.deliver(index, average)
-        self._early.clear()
-
-    def forget_early(self) -> None:
-        """Drop the averages that came early."""
-        self._early.clear()
+        self.early.clear()
 
     def of(self, slot: int, gradient: torch.Tensor) -> torch.Tensor:
         """Return the average of a member whose groups have all been delivered, but not written to

@@ -109,12 +109,6 @@ class Drive(ABC):
 
     advance = go_on  # on the worker thread
 
-    def complete(self) -> None:
-        """Take the step to its end in the program's thread."""
-        while not self.over.is_set():
-            if not self.go_on() and not self.over.is_set():
-                time.sleep(OWN_PAUSE)
-
     def fail(self, error: BaseException) -> None:
         """End the step with an error."""
         self.error = error
@@ -138,11 +132,6 @@ class Driver:
         self._worker = Worker(weakref.ref(self))
         self.wake = self._worker.wake
 
-    @property
-    def is_idle(self) -> bool:
-        """Return whether no step is in progress."""
-        return self.drive is None
-
     def start(self, make: Callable[[int, Any, Worker | None], Drive], on_cpu: bool) -> None:
         """Begin a step; one in progress is given up. ``make`` returns the step, given the attempt
         at it, a lock, and the worker or None.
@@ -164,7 +153,9 @@ class Driver:
             warn = functools.partial(self.warn_of_stall, drive.binding.world.rank)
             self._worker.wait_for(drive.over, warn)
         else:
-            drive.complete()
+            while not drive.over.is_set():
+                if not drive.go_on() and not drive.over.is_set():
+                    time.sleep(OWN_PAUSE)
         if drive.error is not None:
             self.give_up()
             raise drive.error

@@ -6,7 +6,7 @@ import socket
 import statistics
 import time
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -17,10 +17,7 @@ from hvd_adaptive.transport.world import World
 
 if TYPE_CHECKING:
     from hvd_adaptive.compressor import GradientCompressor
-    from hvd_adaptive.exchange.exchange import Exchange
     from hvd_adaptive.monitor import Monitor
-    from hvd_adaptive.settings import Settings
-
 
 REPEATS = 5
 
@@ -40,40 +37,23 @@ def stock_seconds(
     tensors = [torch.ones(size, dtype=torch.float32, device=device) for size in sizes]
     own = []
     for dtype in (torch.float32, torch.float16):
-        taken = [_seconds(world, tensors, dtype, f"{name}.stock") for _ in range(1 + REPEATS)]
+        taken = []
+        for _ in range(1 + REPEATS):
+            wait_for(device)
+            begin = time.perf_counter()
+            sent = [tensor.to(dtype) for tensor in tensors]  # the tensors themselves, in float32
+            world.average_all(sent, f"{name}.stock")
+            for tensor, average in zip(tensors, sent, strict=True):
+                if average is not tensor:
+                    tensor.copy_(average)
+            wait_for(device)
+            taken.append(time.perf_counter() - begin)
         own.append(statistics.median(taken[1:]))
     everyone = world.gather_equal(
         torch.tensor(own, dtype=torch.float64, device="cpu"), f"{name}.stock.seconds"
     )
     slowest = everyone.amax(dim=0).tolist()
     return dict(zip(("float32", "float16"), slowest, strict=True))
-
-
-def _seconds(world: World, tensors: Sequence[torch.Tensor], dtype: torch.dtype, name: str) -> float:
-    if tensors:
-        wait_for(tensors[0].device)
-    begin = time.perf_counter()
-    sent = [tensor.to(dtype) for tensor in tensors]  # the tensors themselves, in float32
-    world.average_all(sent, name)
-    for tensor, average in zip(tensors, sent, strict=True):
-        if average is not tensor:
-            tensor.copy_(average)
-    if tensors:
-        wait_for(tensors[0].device)
-    return time.perf_counter() - begin
-
-
-class Bound(Protocol):
-    """Attributes of a binding that are reported."""
-
-    name: str
-    compressor: GradientCompressor
-    settings: Settings
-    exchange: Exchange
-    exchange_name: str
-    world: Any
-
-    def stock_sizes(self, layout: Layout) -> list[int]: ...
 
 
 class Monitored:
@@ -92,9 +72,10 @@ class Monitored:
         compressor._training.meter.detailed = watches
 
     def step_ended(
-        self, binding: Bound, number: int, layout: Layout | None, device: torch.device
+        self, binding: Any, number: int, layout: Layout | None, device: torch.device
     ) -> None:
-        """Report a step, whose figures the compressor's meter contains.
+        """Report a step, whose figures the compressor's meter contains; ``binding`` is a
+        RankContext.
 
         ``layout`` is None for a step without groups, after ranks called hvd.join().
         """
@@ -110,7 +91,7 @@ class Monitored:
             self._monitor.begin(binding.compressor, begun)
         self._monitor.step(binding.compressor, number)
 
-    def _stock(self, binding: Bound, layout: Layout, device: torch.device) -> dict[str, float]:
+    def _stock(self, binding: Any, layout: Layout, device: torch.device) -> dict[str, float]:
         """Return the seconds of stock exchanges, measured once with these ranks; the monitor keeps
         them.
         """
@@ -123,7 +104,7 @@ class Monitored:
         return seconds
 
 
-def facts(binding: Bound, number: int, layout: Layout | None) -> dict[str, Any]:
+def facts(binding: Any, number: int, layout: Layout | None) -> dict[str, Any]:
     """Return facts about a compressor from step ``number`` on: scheme, versions, ranks, groups."""
     return {
         "scheme": repr(binding.compressor),
@@ -141,7 +122,7 @@ def facts(binding: Bound, number: int, layout: Layout | None) -> dict[str, Any]:
     }
 
 
-def _group(binding: Bound, layout: Layout, index: int) -> dict[str, Any]:
+def _group(binding: Any, layout: Layout, index: int) -> dict[str, Any]:
     """Return a group's facts; ``members`` are [name, quantised, full-precision coordinates]."""
     group = layout.groups[index]
     quantized = binding.exchange.quantized(group)

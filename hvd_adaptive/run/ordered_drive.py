@@ -18,7 +18,7 @@ import logging
 import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -38,13 +38,6 @@ LENGTHS_LAST = 256
 
 # Called with None, or with the error because of which there are no averages.
 Done = Callable[[BaseException | None], None]
-
-
-class _Delivery(NamedTuple):
-    """Gradients that arrived together, by slot, and what follows when averages replaced them."""
-
-    gradients: Mapping[int, torch.Tensor]
-    done: Done
 
 
 class OrderedDrive(Drive):
@@ -85,7 +78,8 @@ class OrderedDrive(Drive):
         # Slots that arrived together, and for each whether this rank's gradient has a value other
         # than zero; filled in only if there are residuals.
         self._used: list[tuple[list[int], HostCopy]] = []
-        self._deliveries: deque[_Delivery] = deque()
+        # Gradients that arrived together, and what follows when averages have replaced them.
+        self._deliveries: deque[tuple[Mapping[int, torch.Tensor], Done]] = deque()
         # To exchange lengths, a hook would wait for ranks that may differ, and for a GPU.
         if not self.held and (worker is not None or binding.world.knows_lengths):
             self.step.release(1.0 / binding.world.size)
@@ -95,7 +89,7 @@ class OrderedDrive(Drive):
         if self.binding.compressor._training.residuals is not None and gradients:
             flags = stacked([gradient.any() for gradient in gradients.values()])
             self._used.append((list(gradients), flags))
-        self._deliveries.append(_Delivery(gradients, done))
+        self._deliveries.append((gradients, done))
         for slot, gradient in gradients.items():
             self.step.arrive(slot, gradient)
 
@@ -161,20 +155,20 @@ class OrderedDrive(Drive):
         """Deliver averages that have been received; with residuals all are delivered at the end."""
         delivered = False
         while self._deliveries and self.binding.compressor._training.residuals is None:
-            if not self.step.is_back(self._deliveries[0].gradients):
+            if not self.step.is_back(self._deliveries[0][0]):
                 break
             self._deliver(None)
             delivered = True
         return delivered
 
     def _deliver(self, used: Sequence[bool] | None) -> None:
-        delivery = self._deliveries[0]
-        for slot, gradient in delivery.gradients.items():
+        gradients, done = self._deliveries[0]
+        for slot, gradient in gradients.items():
             result = self.step.result(slot, absent=used is not None and not used[slot])
             if result.data_ptr() != gradient.data_ptr():
                 gradient.copy_(result)
         self._deliveries.popleft()
-        delivery.done(None)
+        done(None)
 
     def give_up(self) -> None:
         """Complete all collectives of the step, of which ranks have begun different numbers."""
@@ -189,7 +183,7 @@ class OrderedDrive(Drive):
     def fail(self, error: BaseException) -> None:
         self.error = error
         while self._deliveries:
-            self._deliveries.popleft().done(error)
+            self._deliveries.popleft()[1](error)
         self.over.set()
 
 

@@ -101,7 +101,8 @@ class RankContext:
                 return layout
             if most < self.settings.bucket_size:
                 others = "or lower bucket_size"
-                if self._scatter_reduce_fits(layout, bound):
+                scattered = EXCHANGES["scatter_reduce"](RankInfo(self.world.size, self.world.rank))
+                if all(self._plan(scattered, group).most <= bound for group in layout.groups):
                     others = "lower bucket_size, or use exchange='scatter_reduce'"
                 raise ValueError(
                     f"tuning=Tuning(in_flight_bytes={self.settings.tuning.in_flight_bytes}): "
@@ -110,11 +111,6 @@ class RankContext:
                     f"{others}"
                 )
             most //= 2
-
-    def _scatter_reduce_fits(self, layout: Layout, bound: int) -> bool:
-        """Return whether groups that exceed a bound would fit if they were scattered."""
-        scattered = EXCHANGES["scatter_reduce"](RankInfo(self.world.size, self.world.rank))
-        return all(self._plan(scattered, group).most <= bound for group in layout.groups)
 
     def set_up(self, layout: Layout, step: int, device: torch.device, attempt: int = 0) -> None:
         """Set the exchange up, after ranks have compared settings and before the first group."""

@@ -65,7 +65,7 @@ class Step(ABC):
         no_worker = functools.partial(_go_on, weakref.ref(self))
         on_news = no_worker if worker is None else worker.wake
         self.arrivals = Arrivals(binding, layout, on_news, worker is None, disjoint)
-        self.arrive, self.has = self.arrivals.arrive, self.arrivals.here.__getitem__
+        self.arrive = self.arrivals.arrive
         self._meter = binding.compressor._training.meter
         self._factor = 0.0  # until release or launch_all
         self._trips = Trips(
@@ -205,7 +205,7 @@ class Step(ABC):
             ]
             self._flying.clear()
             self._trips.abandon()
-            self.arrivals.forget_early()
+            self.arrivals.early.clear()
             self._held = self._next = 0
             return flying
 
