@@ -202,8 +202,8 @@ class LocalSGD(WrappedOptimizer):
             RuntimeError: The compressor serves something else.
         """
         self._wait()
-        if self._exchange is not None:
-            self._exchange.release()
+        if self._exchange is not None and self._exchange.session is not None:
+            self._exchange.session.release()
         world = find_world(*self._ranks)
         exchange = None
         if world is not None and world.size > 1:
@@ -235,8 +235,8 @@ class LocalSGD(WrappedOptimizer):
         """Return the round of the next fragment."""
         if self._exchange is None:
             local_checks.check_alone(*self._ranks[:2])
-        else:
-            self._exchange.reconnect()
+        elif self._exchange.session is not None:
+            self._exchange.session.reconnect()
         parameters = self._parameters()
         fragment = self._agreements % self.fragments
         self._fragments.keep(parameters)

@@ -164,7 +164,8 @@ class HierarchicalExchange(Exchange):
 
         If every rank has a node of its own, only step 2 remains.
         """
-        topology, slices = self._topology, self._slices(parcel)
+        topology, size = self._topology, parcel.codec.settings.bucket_size
+        slices = cut(parcel.quantized, parcel.full, size, len(topology.local))
         own = slices[topology.index]
         if topology.is_alone:
             averaging = topology.between.average(self._part(parcel, own), flat, values)
@@ -226,10 +227,6 @@ class HierarchicalExchange(Exchange):
                 request = averaging.send(received)
             except StopIteration as end:
                 return end.value
-
-    def _slices(self, parcel: Parcel) -> Sequence[Chunk]:
-        size = parcel.codec.settings.bucket_size
-        return cut(parcel.quantized, parcel.full, size, len(self._topology.local))
 
 
 def _copied(flat: torch.Tensor, slices: Sequence[Chunk]) -> list[OwnedBuffer]:

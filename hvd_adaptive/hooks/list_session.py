@@ -43,26 +43,16 @@ class Averaging:
         >>> averages = begun.wait()
     """
 
-    def __init__(
-        self, session: ListSession, tensors: Tensors, previous: Background[Tensors] | None
-    ) -> None:
-        first = next((tensor for tensor in tensors if tensor is not None), None)
-        device = torch.device("cpu") if first is None else first.device
-
-        def work() -> Tensors:
-            if previous is not None:
-                previous.exception()
-            return session.average(tensors, (), are_copies=True)
-
-        self.background: Background[Tensors] = Background(work, device, "hvd_adaptive.average")
+    def __init__(self, background: Background[Tensors]) -> None:
+        self._background = background
 
     def is_completed(self) -> bool:
         """Return whether ``wait`` would return or raise at once."""
-        return self.background.done()
+        return self._background.done()
 
     def wait(self) -> Tensors:
         """Return the averages, or raise the error; see ``average``."""
-        return self.background.result()
+        return self._background.result()
 
 
 class ListSession(TensorSession):
@@ -106,9 +96,15 @@ class ListSession(TensorSession):
         """Average in a thread, after the averages in progress."""
         self._current_world()  # which is made in the order of the program
         copies = [None if tensor is None else _copy(tensor) for tensor in tensors]
-        averaging = Averaging(self, copies, self._last)
-        self._last = averaging.background
-        return averaging
+        previous = self._last
+
+        def work() -> Tensors:
+            if previous is not None:
+                previous.exception()
+            return self.average(copies, (), are_copies=True)
+
+        self._last = Background(work, _device_of(copies), "hvd_adaptive.average")
+        return Averaging(self._last)
 
     @torch.inference_mode(False)  # averages and residuals may be changed later
     @torch.no_grad()
@@ -134,9 +130,8 @@ class ListSession(TensorSession):
         present = self._present
         if not any(present):
             return list(tensors)
-        device = next((t.device for t in tensors if t is not None), torch.device("cpu"))
         averages = [
-            self._zeros(slot, device) if tensor is None else tensor
+            self._zeros(slot, _device_of(tensors)) if tensor is None else tensor
             for slot, tensor in enumerate(tensors)
         ]
         self._take_step(world, averages)
@@ -235,14 +230,17 @@ class ListSession(TensorSession):
             raise RuntimeError(
                 "average() was called before torch.distributed.init_process_group() or hvd.init()"
             )
-        is_set = self.group is not None and not isinstance(self.group, dist.ProcessGroup)
-        group, process_set = (None, self.group) if is_set else (self.group, None)
-        if self.group is None:
-            process_set = self.compressor.settings.process_set
+        group, process_set = self.group, None
+        if not isinstance(group, dist.ProcessGroup):
+            group, process_set = None, group or self.compressor.settings.process_set
         world: Any = find_world(group, process_set, self._label)
         if world.size > 1:
             compare_settings(world, self.compressor)
         self._world = world
+
+
+def _device_of(tensors: Sequence[torch.Tensor | None]) -> torch.device:
+    return next((t.device for t in tensors if t is not None), torch.device("cpu"))
 
 
 def _copy(tensor: torch.Tensor) -> torch.Tensor:

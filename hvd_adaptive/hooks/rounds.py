@@ -39,6 +39,9 @@ class RoundExchange:
     Layout, keys, residuals, fits and checks are those of a step. All fragments are laid out
     together, each dtype of each in groups of its own, and a step sends those of one fragment.
     ``wait`` returns when no average is in progress in another thread.
+
+    Attributes:
+        session: Connects the compressor; None without one.
     """
 
     def __init__(
@@ -50,30 +53,20 @@ class RoundExchange:
         self.world = world
         self._label = getattr(world, "label", "local")
         self._laid_out: Any = None  # the fragments, which names come from, and parameters' ``id``
-        self._session: RoundSession | None = None
+        self.session: RoundSession | None = None
         if compressor is not None:
-            self._session = RoundSession(compressor, world, self._label, wait)
-            self._session.reconnect()
-
-    def reconnect(self) -> None:
-        """Connect the compressor again if it was closed; see ``ApartFromHorovod``."""
-        if self._session is not None:
-            self._session.reconnect()
-
-    def release(self) -> None:
-        """Close the compressor; see ``ApartFromHorovod``."""
-        if self._session is not None:
-            self._session.release()
+            self.session = RoundSession(compressor, world, self._label, wait)
+            self.session.reconnect()
 
     def lay_out(self, fragments: Fragments) -> None:
         """Prepare for averages of the parameters that were ``averaged`` last."""
         parts = fragments.averaged
         laid_out = fragments, [list(map(id, part)) for part in parts]
-        if self._session is None or laid_out == self._laid_out:
+        if self.session is None or laid_out == self._laid_out:
             return
         self._laid_out = laid_out
-        self._session.rebind()
-        self._session.kinds = [
+        self.session.rebind()
+        self.session.kinds = [
             [(fragments.name_of(part[i]), part[i]) for i in kind]
             for part in parts
             for kind in _kinds(part)
@@ -86,12 +79,12 @@ class RoundExchange:
 
         There is a tensor for each averaged parameter of a fragment that was laid out.
         """
-        if self._session is None:
+        if self.session is None:
             return self.average_plainly(tensors)
         kinds = _kinds(tensors)
         averages = _split(_flat(tensors, kinds), tensors, kinds)
         flats = [average.reshape(-1) for average in averages]
-        self._session.average(dict(zip(parameters, flats, strict=True)))
+        self.session.average(dict(zip(parameters, flats, strict=True)))
         return averages
 
     def average_plainly(self, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:

@@ -25,19 +25,18 @@ from typing import Any
 import numpy as np
 import torch
 
+from hvd_adaptive.transport.collectives import InFlight
 from hvd_adaptive.transport.world import MOST_DIRECT, World
 
 _PAUSE = 0.0005
 
 
 class Abandoned(Exception):
-    """The step that waited for the collective ``name``, still in flight, was given up; for its
-    ``operation`` see ``collectives.InFlight.kind``.
-    """
+    """The step that waited for ``sent``, still in flight, was given up."""
 
     def __init__(self, name: str, handle: Any, operation: str) -> None:
         super().__init__(name)
-        self.name, self.handle, self.operation = name, handle, operation
+        self.sent = InFlight(name, operation, handle)
 
 
 def horovod() -> Any:
@@ -160,7 +159,8 @@ class HorovodWorld(World):
 
     def broadcast_from_root(self, data: torch.Tensor, name: str) -> Any:
         """Submit ``hvd.broadcast_async`` from the first member, and return its handle."""
-        return HANDLES.submit(self, self.hvd.broadcast_async, data, self.root, name=name)
+        root = self.process_set.ranks[0]  # a global rank
+        return HANDLES.submit(self, self.hvd.broadcast_async, data, root, name=name)
 
     def poll(self, handle: Any) -> bool:
         return self.hvd.poll(handle)
@@ -192,11 +192,6 @@ class HorovodWorld(World):
         ]
         for handle in handles:  # Horovod fuses what waits together
             self.synchronize(handle)
-
-    @property
-    def root(self) -> int:
-        """Return the global rank of the process set's first member."""
-        return self.process_set.ranks[0]
 
     def wait(self, handle: Any, name: str, operation: str = "allgather") -> Any:
         """Return the result of the collective ``name``; see ``Abandoned``."""

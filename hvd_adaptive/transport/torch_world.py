@@ -81,7 +81,6 @@ class TorchWorld(World):
         self.group = left.pop() if left else _group_like(group)
         self._rooms: dict[str, torch.Tensor] = {}
         self._outgrown: set[str] = set()
-        self._nodes: list[int] | None = None
         self._is_closed = False
 
     @functools.cached_property
@@ -172,9 +171,8 @@ class TorchWorld(World):
 
     def node(self) -> tuple[int, int]:
         """Return World.node; the first call is a collective."""
-        numbers = self._node_numbers()
-        own = numbers[self.rank]
-        return own, numbers.count(own)
+        own = self._nodes[self.rank]
+        return own, self._nodes.count(own)
 
     def poll(self, handle: _Handle) -> bool:
         """Return whether a collective has ended and ``synchronize`` only reads its result."""
@@ -232,13 +230,12 @@ class TorchWorld(World):
         data = torch.cat(parts)
         return data if handle.gathers else (data, lengths.to(torch.int32))
 
-    def _node_numbers(self) -> list[int]:
-        if self._nodes is None:
-            own = torch.tensor([zlib.crc32(socket.gethostname().encode())], device="cpu")
-            hosts = self.gather_equal(own, "nodes")[:, 0].tolist()
-            known = list(dict.fromkeys(hosts))
-            self._nodes = [known.index(host) for host in hosts]
-        return self._nodes
+    @functools.cached_property
+    def _nodes(self) -> list[int]:
+        own = torch.tensor([zlib.crc32(socket.gethostname().encode())], device="cpu")
+        hosts = self.gather_equal(own, "nodes")[:, 0].tolist()
+        known = list(dict.fromkeys(hosts))
+        return [known.index(host) for host in hosts]
 
     def _lengths(self, name: str, parts: Sequence[torch.Tensor]) -> torch.Tensor:
         """Exchange lengths, int64 [sender, receiver], and enlarge frames that were too short."""

@@ -125,22 +125,17 @@ class LevelSync:
         if world.size == 1:
             return fit([own])
         rows = world.gather_equal(torch.from_numpy(own)[None], f"{self.name}.statistics")
-        result = np.empty(0) if world.rank else _attempt(fit, list(rows[:, 0].numpy()))
+        result = np.empty(0)
+        if world.rank == 0:
+            try:
+                result = fit(list(rows[:, 0].numpy()))
+            except Exception:
+                logger.exception("the fit of the level table failed")
+                result = np.array([np.nan])  # the other ranks wait for a result
         size = world.broadcast(np.array([result.size]), f"{self.name}.table_size")
-        result = result if world.rank == 0 else np.empty(size[0])
-        return _checked(world.broadcast(result, f"{self.name}.table"))
-
-
-def _attempt(fit: Fit, vectors: Sequence[np.ndarray]) -> np.ndarray:
-    """Return the fit, or a single NaN if it failed, because other ranks wait for a result."""
-    try:
-        return fit(vectors)
-    except Exception:
-        logger.exception("the fit of the level table failed")
-        return np.array([np.nan])
-
-
-def _checked(result: np.ndarray) -> np.ndarray:
-    if result.size == 1 and np.isnan(result[0]):
-        raise RuntimeError("the first rank could not fit the level table; its log says why")
-    return result
+        if world.rank:
+            result = np.empty(size[0])
+        result = world.broadcast(result, f"{self.name}.table")
+        if result.size == 1 and np.isnan(result[0]):
+            raise RuntimeError("the first rank could not fit the level table; its log says why")
+        return result

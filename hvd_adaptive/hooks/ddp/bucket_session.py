@@ -163,7 +163,7 @@ class BucketSession(ApartFromHorovod):
             if isinstance(error, RankMismatchError):  # collectives may be paired wrongly
                 self._world = self._binding = None
             for bucket in pending.buckets:
-                bucket.set_error(error)
+                bucket.set_future(error)
             raise
         self._pending = None
         if pending.is_complete and not pending.binding.is_laid_out_for(pending.buckets):
@@ -209,7 +209,7 @@ class BucketSession(ApartFromHorovod):
         gradients = pending.binding.by_slot(bucket)
         if gradients:
             pending.gradients |= gradients
-            self._driver.arrive(self._early.rest_of(gradients), bucket.set_result)
+            self._driver.arrive(self._early.rest_of(gradients), bucket.set_future)
         return gradients
 
     def _arrive_early(self, gradients: Mapping[int, torch.Tensor]) -> None:
@@ -269,7 +269,7 @@ class BucketSession(ApartFromHorovod):
             return  # the hook has done so
         size = dist.get_world_size(self.group)
         work = dist.all_reduce(bucket.buffer.div_(size), group=self.group, async_op=True)
-        work.get_future().add_done_callback(lambda ended: bucket.set_after(ended))
+        work.get_future().add_done_callback(bucket.set_after)
 
     def _compared_world(self) -> TorchWorld:
         """Return the ranks, which have compared their settings once."""

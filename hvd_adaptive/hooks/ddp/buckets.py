@@ -74,18 +74,17 @@ class Bucket:
         """Iterate over the gradients' sizes and dtypes."""
         return zip(map(torch.Tensor.numel, self.gradients), itertools.repeat(self.buffer.dtype))
 
-    def set_result(self, error: BaseException | None = None) -> None:
-        """Set the future: the average has replaced the gradients, or there is none."""
-        if error is not None:
-            self.set_error(error)
-        elif not self.future.done():
-            self.future.set_result(self.buffer)
-
-    def set_error(self, error: BaseException) -> None:
-        """Make whoever waits for the average raise ``error``, if it is not there."""
-        if not isinstance(error, Exception):  # a future holds no KeyboardInterrupt
+    def set_future(self, error: BaseException | None = None) -> None:
+        """Let the future return the buffer, in which the average has replaced the gradients, or
+        raise ``error``. Once it is set, do nothing.
+        """
+        if error is not None and not isinstance(error, Exception):  # as KeyboardInterrupt
             error = RuntimeError(f"the step was ended: {error!r}")
-        if not self.future.done():
+        if self.future.done():
+            return
+        if error is None:
+            self.future.set_result(self.buffer)
+        else:
             self.future.set_exception(error)  # type: ignore[arg-type]
 
     def set_after(self, ended: torch.futures.Future[Any]) -> None:
@@ -93,9 +92,9 @@ class Bucket:
         try:
             ended.value()
         except RuntimeError as error:
-            self.set_error(error)
+            self.set_future(error)
         else:
-            self.set_result()
+            self.set_future()
 
     @classmethod
     def of(cls, bucket: Any) -> Bucket:
@@ -174,9 +173,8 @@ class BucketBinding(RankContext):
         def cut(_: list[Member], **bounds: Any) -> Layout:
             return by_bucket(members, in_turn=True, **bounds)
 
-        layout = self.build_layout([m for of_one in members for m in of_one], cut)
-        self.layout = layout
-        return layout
+        self.layout = self.build_layout([m for of_one in members for m in of_one], cut)
+        return self.layout
 
     def stock_sizes(self, layout: Layout) -> list[int]:
         """Return the lengths of DDP's buckets."""

@@ -51,8 +51,7 @@ class Agreement:
         conflict: What is wrong with the keyword ``process_set`` on this rank; None if nothing is.
         is_new: Ranks have not agreed in any step yet.
         own: This rank's position in the step in progress.
-        is_due: Whether tables are fitted at this step.
-        needs_samples: Whether this step is sampled for a fit, at this step or soon after.
+        due: What is fitted at this step.
     """
 
     def __init__(
@@ -69,8 +68,7 @@ class Agreement:
         self._name = f"hvd_adaptive.agreement.{min(names, default='')}"
         self._checksum = checksum(self._constant())
         self.is_new = True
-        self.is_due = self.needs_samples = False
-        self._due = NOTHING
+        self.due = NOTHING
         self._tables = 0  # as tables_fitted counts, before this step
         self.own = torch.empty(0, dtype=torch.float64, device="cpu")
         self._handle: Any = None  # of the first position in the queue
@@ -82,8 +80,7 @@ class Agreement:
         """Note what is fitted at the compressor's step. Wrong ``update_steps`` raise here."""
         step, updates = self._compressor.step, self._compressor._training.updates
         groups.prepare(step)
-        self._due = due = updates.at(step)
-        self.is_due, self.needs_samples = due.first or due.second, due.samples
+        self.due = updates.at(step)
         self._tables = tables_fitted(self._compressor)
 
     def position(self, groups: RankContext, attempt: int, slot: int = 0) -> torch.Tensor:
@@ -94,7 +91,8 @@ class Agreement:
         """
         named = "" if groups.layout is None else groups.name
         settings = self._compressor.parts.default.settings_fingerprint
-        fits = self.is_due, self._due.first, self._due.samples
+        due = self.due
+        fits = due.first or due.second, due.first, due.samples
         return position(
             self._world.rank,
             slot,
@@ -170,7 +168,7 @@ class Agreement:
         return own | {"settings": own["settings"] | {"process_set": fits}}
 
     def _varying(self, groups: RankContext, attempt: int) -> Description:
-        step, due = self._compressor.step, self._due
+        step, due = self._compressor.step, self.due
         words = {True: "due", False: "not due"}
         return {
             "the step": {

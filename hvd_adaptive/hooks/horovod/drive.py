@@ -31,7 +31,6 @@ from hvd_adaptive.hooks.horovod.unfinished import JoinedStep
 from hvd_adaptive.layout import Layout, Member, build_layout
 from hvd_adaptive.run.driver import Drive, Road, Worker
 from hvd_adaptive.run.unordered import UnorderedStep
-from hvd_adaptive.transport.collectives import InFlight
 from hvd_adaptive.transport.horovod_world import Abandoned
 
 if TYPE_CHECKING:
@@ -107,8 +106,9 @@ class HorovodDrive(Drive):
         self.step: Any = None if layout is None else _new_step(binding, layout, worker)
         self.here = bytearray() if self.step is None else self.step.arrivals.here
         binding.agreement.begin_step(binding)
-        held = binding.agreement.is_due or layout is None
-        self._held = held or not binding.exchange.is_set_up
+        due = binding.agreement.due
+        fits = due.first or due.second
+        self._held = fits or layout is None or not binding.exchange.is_set_up
         self.named = layout is not None and binding.has_optimizer
         binding.world.left = self.left
         if self.named:
@@ -250,7 +250,7 @@ class HorovodDrive(Drive):
         if not binding.exchange.is_set_up:
             binding.set_up(step.layout, step.number, step.device, step.attempt)
             binding.agreement.begin_step(binding)  # averages may have tables to fit by now
-        if binding.agreement.needs_samples:
+        if binding.agreement.due.samples:
             sync, updates = binding.sync(step.attempt), binding.compressor._training.updates
             updates.run(step.number, step.samples, sync, step.parts)
         step.launch_all(self.read.factor)
@@ -321,8 +321,7 @@ class HorovodDrive(Drive):
 
     def fail(self, error: BaseException) -> None:
         if isinstance(error, Abandoned):
-            sent = InFlight(error.name, error.operation, error.handle)
-            self.binding.abandoned.add(sent, self.generation)
+            self.binding.abandoned.add(error.sent, self.generation)
             error = given_up()
         super().fail(error)
 

@@ -122,10 +122,6 @@ class JoinedStep:
         self._handles: dict[int, Any] = {}
         self._ranks: Any = None  # the handle of their number
 
-    def renumber(self, number: int) -> None:
-        """See ``Step.renumber``."""
-        self.number = number
-
     def launch_all(self, factor: float) -> None:
         """Submit every gradient. factor: scale of sums over ranks."""
         self._factor = factor

@@ -67,7 +67,7 @@ class Rank:
         world = OrderedWorld(schedule, network, number)
         with mock.patch.object(local_sgd, "find_world", lambda *_: world):
             self.optimizer = LocalSGD(make_optimizer(self.net), **KEYWORDS, compression=compressor)
-        driver = self.optimizer._exchange._session._driver
+        driver = self.optimizer._exchange.session._driver
         work_in_schedule(driver, schedule, network, f"worker {number}")
         schedule.add(f"rank {number}", self.run)
 
