@@ -40,9 +40,9 @@ class Connection(ABC):
         return None if self._binding is None else self._binding.exchange_name
 
     @property
-    @abstractmethod
     def is_idle(self) -> bool:
         """Return whether no step is in progress."""
+        return self._driver is None or self._driver.drive is None
 
     def wait(self) -> None:  # noqa: B027
         """Wait until no average is in progress in another thread, apart from a backward pass."""

@@ -25,13 +25,7 @@ import torch
 from hvd_adaptive.base.errors import PayloadError
 from hvd_adaptive.base.tensors import wait_for
 from hvd_adaptive.codec.second_stage import FULL_PRECISION, SecondStage, references
-from hvd_adaptive.exchange.exchange import (
-    AllgatherExchange,
-    Exchange,
-    RankInfo,
-    Route,
-    carry_out,
-)
+from hvd_adaptive.exchange.exchange import AllgatherExchange, Exchange, RankInfo, Route, carry_out
 from hvd_adaptive.exchange.hierarchical import HierarchicalExchange
 from hvd_adaptive.exchange.parcel import Parcel, RandomStream
 from hvd_adaptive.exchange.scatter_reduce import ScatterReduceExchange

@@ -109,11 +109,6 @@ class TensorSession(ApartFromHorovod):
         self._binding: RankContext | None = None
         self._driver = OrderedDriver(compressor)
 
-    @property
-    def is_idle(self) -> bool:
-        """Return whether no step is in progress."""
-        return self._driver.drive is None
-
     def wait(self) -> None:
         # A schedule or a sink of Monitor, which an average calls, would wait for itself.
         if not isinstance(threading.current_thread(), _Thread):
@@ -124,11 +119,9 @@ class TensorSession(ApartFromHorovod):
         """Wait until all averages in the background have ended, in whatever way."""
 
     def abandon(self) -> None:
-        """Give up the step in progress, if there is one."""
         self._driver.give_up()
 
     def rebind(self) -> None:
-        """Lay out the next step anew."""
         self.abandon()
         self._binding = None
 

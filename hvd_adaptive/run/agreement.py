@@ -6,7 +6,6 @@ A rank describes itself in topics ("settings", "parameters", ...) of named value
 from __future__ import annotations
 
 import hashlib
-import json
 import logging
 import zlib
 from collections.abc import Iterable, Mapping, Sequence
@@ -22,6 +21,8 @@ if TYPE_CHECKING:
     from hvd_adaptive.adapt.updates import Due
     from hvd_adaptive.compressor import GradientCompressor
     from hvd_adaptive.layout import Layout
+
+logger = logging.getLogger("hvd_adaptive")
 
 # Topic -> name -> value.
 Description = dict[str, dict[str, str]]
@@ -56,11 +57,6 @@ def agreed_settings(compressor: GradientCompressor) -> dict[str, str]:
     """Return the keywords that all ranks must have alike, with their values."""
     settings = compressor.settings.shared() | compressor.parts.default.scheme_settings()
     return {name: repr(value) for name, value in settings.items()}
-
-
-def checksum(own: Description) -> int:
-    """Return 32 bits that differ between descriptions."""
-    return zlib.crc32(json.dumps(own).encode())
 
 
 def differences(everyone: Sequence[Description], ranks: Sequence[int], advice: str = ADVICE) -> str:
@@ -204,9 +200,6 @@ def _describe(numbers: Sequence[int]) -> Description:
         },
         "buckets": {"parameters": f"{zlib.crc32(repr(layout).encode()):08x}"},
     }
-
-
-logger = logging.getLogger("hvd_adaptive")
 
 
 def warn_of_differences(world: Any, named: Sequence[tuple[str, torch.Tensor]], name: str) -> None:

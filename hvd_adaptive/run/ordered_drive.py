@@ -49,12 +49,7 @@ class OrderedDrive(Drive):
     """
 
     def __init__(
-        self,
-        binding: RankContext,
-        on_cpu: bool,
-        attempt: int,
-        lock: Any,
-        worker: Worker | None,
+        self, binding: RankContext, on_cpu: bool, attempt: int, lock: Any, worker: Worker | None
     ) -> None:
         super().__init__(binding, lock, worker)
         compressor, layout = binding.compressor, binding.layout

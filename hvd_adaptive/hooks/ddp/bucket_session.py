@@ -56,10 +56,7 @@ class BucketSession(ApartFromHorovod):
     serves = "model", "a DistributedDataParallel model"
 
     def __init__(
-        self,
-        compressor: GradientCompressor,
-        names: Names,
-        group: dist.ProcessGroup | None,
+        self, compressor: GradientCompressor, names: Names, group: dist.ProcessGroup | None
     ) -> None:
         self.compressor, self.names, self.group = compressor, names, group
         self._world: TorchWorld | None = None  # until the first bucket
@@ -75,7 +72,6 @@ class BucketSession(ApartFromHorovod):
 
     @property
     def is_idle(self) -> bool:
-        """Return whether no step is in progress."""
         return self._pending is None or self._pending.plain
 
     def warn_if_unused(self) -> None:
@@ -84,7 +80,6 @@ class BucketSession(ApartFromHorovod):
             self._warn_of_no_use("%s", UNUSED)
 
     def abandon(self) -> None:
-        """Give up the step in progress, if there is one."""
         self._pending = None
         self._early.stop()
         self._driver.give_up()
@@ -101,16 +96,11 @@ class BucketSession(ApartFromHorovod):
                 used.close()
 
     def rebind(self) -> None:
-        """Lay out the next step anew: settings have changed."""
         self.abandon()
         self._stale = True
 
     def take(
-        self,
-        bucket: Bucket,
-        index: int,
-        is_last: bool = False,
-        as_filled: bool = False,
+        self, bucket: Bucket, index: int, is_last: bool = False, as_filled: bool = False
     ) -> None:
         """Receive a full bucket of a step.
 

@@ -16,7 +16,7 @@ from hvd_adaptive.base.tensors import check_supported, narrowed
 from hvd_adaptive.changes import begin_step
 from hvd_adaptive.connection import ApartFromHorovod
 from hvd_adaptive.exchange.exchange import Failures, RankInfo, carry_out
-from hvd_adaptive.exchange.shard_reduce import ShardReduce
+from hvd_adaptive.exchange.scatter_reduce import ShardReduce
 from hvd_adaptive.hooks.fsdp.modules import ModuleSamples, ShardedModule, ShardedModules
 from hvd_adaptive.run.agreement import compare_settings, differences, disagreement, position
 from hvd_adaptive.run.rank_context import RankContext

@@ -29,7 +29,7 @@ import torch
 
 from hvd_adaptive.adapt.updates import NOTHING
 from hvd_adaptive.hooks.horovod.placeholder import disagreement, position
-from hvd_adaptive.run.agreement import Description, checksum, describe, differences
+from hvd_adaptive.run.agreement import Description, describe, differences
 
 if TYPE_CHECKING:
     from hvd_adaptive.compressor import GradientCompressor
@@ -40,7 +40,6 @@ if TYPE_CHECKING:
 logger = logging.getLogger("hvd_adaptive")
 
 SECONDS = 30.0
-_DIGEST_BYTES = 8
 _PAUSE = 0.0005
 
 
@@ -66,7 +65,7 @@ class Agreement:
         # Parameters' names differ between optimizers, as stock Horovod requires.
         names = () if owner is None else [n for n, _ in (*owner.named_parameters, *owner.frozen)]
         self._name = f"hvd_adaptive.agreement.{min(names, default='')}"
-        self._checksum = checksum(self._constant())
+        self._checksum = zlib.crc32(json.dumps(self._constant()).encode())
         self.is_new = True
         self.due = NOTHING
         self._tables = 0  # as tables_fitted counts, before this step
@@ -150,7 +149,7 @@ class Agreement:
             return ""
         constant = self._constant()
         own = constant | self._varying(groups, attempt)
-        everyone = _everyone(self._world, own, f"{self._name}.{name}", SECONDS)
+        everyone = _everyone(self._world, own, f"{self._name}.{name}")
         if everyone is None:
             return ""
         self._submit_others(everyone)
@@ -216,39 +215,31 @@ def _crc(*agreed: Hashable) -> int:
     return zlib.crc32(repr(agreed).encode())
 
 
-def _everyone(
-    world: HorovodWorld, own: Description, name: str, seconds: float
-) -> list[Description] | None:
+def _everyone(world: HorovodWorld, own: Description, name: str) -> list[Description] | None:
     """Return all ranks' descriptions; None if not all ranks answer in time."""
     data = json.dumps(own).encode()
-    digest = hashlib.blake2b(data, digest_size=_DIGEST_BYTES).digest()
-    head = torch.tensor(
-        list(digest + len(data).to_bytes(8, "little")), dtype=torch.uint8, device="cpu"
-    )
-    heads = _waited_for(world, head, name, seconds)
+    head = hashlib.blake2b(data, digest_size=8).digest() + len(data).to_bytes(8, "little")
+    heads = _waited_for(world, torch.frombuffer(bytearray(head), dtype=torch.uint8), name)
     if heads is None:
         return None
-    rows = [bytes(row) for row in heads.view(world.size, -1).tolist()]
-    if len(set(rows)) == 1:
+    rows = heads.view(torch.int64).view(world.size, 2)
+    if bool((rows == rows[0]).all()):
         return [own] * world.size
     body = torch.frombuffer(bytearray(data), dtype=torch.uint8)
-    bodies = _waited_for(world, body, f"{name}.descriptions", seconds)
+    bodies = _waited_for(world, body, f"{name}.descriptions")
     if bodies is None:
         return None
-    lengths = [int.from_bytes(row[_DIGEST_BYTES:], "little") for row in rows]
-    return [json.loads(bytes(part.tolist())) for part in bodies.split(lengths)]
+    return [json.loads(bytes(part.tolist())) for part in bodies.split(rows[:, 1].tolist())]
 
 
-def _waited_for(
-    world: HorovodWorld, own: torch.Tensor, name: str, seconds: float
-) -> torch.Tensor | None:
+def _waited_for(world: HorovodWorld, own: torch.Tensor, name: str) -> torch.Tensor | None:
     """Return the result of an allgather; None if a rank does not answer, or has joined."""
     try:
         handle = world.allgather(own, name)
     except ValueError as error:  # an earlier one that was given up has not ended
         logger.debug("%s: %s", name, error)
         return None
-    end = time.monotonic() + seconds
+    end = time.monotonic() + SECONDS
     while not world.poll(handle):
         if time.monotonic() > end or world.is_left:
             return None

@@ -15,8 +15,7 @@ from hvd_adaptive import QSGD, PayloadError, ScatterReduce
 from hvd_adaptive.exchange.auto import Half, Plain
 from hvd_adaptive.exchange.exchange import AllgatherExchange, FailedElsewhereError, RankInfo
 from hvd_adaptive.exchange.hierarchical import HierarchicalExchange
-from hvd_adaptive.exchange.scatter_reduce import ScatterReduceExchange, cut
-from hvd_adaptive.exchange.shard_reduce import ShardReduce
+from hvd_adaptive.exchange.scatter_reduce import ScatterReduceExchange, ShardReduce, cut
 from hvd_adaptive.kernels.random import stream_key
 from hvd_adaptive.monitor import StepMeter
 
