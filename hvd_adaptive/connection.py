@@ -126,18 +126,12 @@ class RefusesClasses(ABCMeta):
     them with ``compression=ALQ``.
     """
 
-    @property
-    def compress(cls) -> Callable[..., Any]:
-        """Return a function that raises ValueError unless an instance comes first."""
-        return _for_instances(cls, "compress")
-
-    @property
-    def decompress(cls) -> Callable[..., Any]:
-        """Return a function that raises ValueError unless an instance comes first."""
-        return _for_instances(cls, "decompress")
+    compress = property(lambda cls: _for_instances(cls, "compress"))
+    decompress = property(lambda cls: _for_instances(cls, "decompress"))
 
 
 def _for_instances(scheme: type, method: str) -> Callable[..., Any]:
+    """Return a method of a class, which raises ValueError unless an instance comes first."""
     function = next(vars(base)[method] for base in scheme.__mro__ if method in vars(base))
 
     @functools.wraps(function)

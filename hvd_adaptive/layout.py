@@ -121,18 +121,9 @@ class Layout:
         return pieces
 
     @functools.cached_property
-    def names(self) -> list[str]:
-        """Return the members' names."""
-        return [member.name for member in self.members]
-
-    @functools.cached_property
     def counts(self) -> list[int]:
         """Return the number of members of each group."""
         return [len(group.slots) for group in self.groups]
-
-    def index_of(self, group: Group) -> int:
-        """Return the index of one of the groups."""
-        return next(index for index, other in enumerate(self.groups) if other is group)
 
     @functools.cached_property
     def labels(self) -> list[str]:

@@ -48,11 +48,16 @@ MOST_GATHERED = 32
 
 
 class Plain(ScatterReduceExchange):
-    """The scatter-reduce of groups none of whose coordinates is quantised, in their own dtype."""
+    """The scatter-reduce of groups none of whose coordinates is quantised, in their own dtype;
+    float32 is sent as ``single``.
 
-    def __init__(self, rank_info: RankInfo) -> None:
+    Horovod's own float16 overflows beyond 65,504 and loses gradients below 6e-8; bfloat16 has the
+    range of float32, and its rounding, at most 1/512, is small beside any quantiser's.
+    """
+
+    def __init__(self, rank_info: RankInfo, single: torch.dtype = torch.float32) -> None:
         super().__init__(rank_info)
-        self.averages_of = ()
+        self.averages_of, self._single = (), single
 
     def quantized(self, group: Group) -> int:
         return 0
@@ -78,24 +83,11 @@ class Plain(ScatterReduceExchange):
     def _plain(self, parcel: Parcel) -> Parcel:
         """Return the parcel with all its coordinates in the dtype that is sent."""
         full = parcel.quantized + parcel.full
-        return replace(parcel, quantized=0, full=full, dtype=self._dtype(parcel.dtype))
-
-    def _dtype(self, own: torch.dtype) -> torch.dtype:
-        return own
+        dtype = self._single if parcel.dtype == torch.float32 else parcel.dtype
+        return replace(parcel, quantized=0, full=full, dtype=dtype)
 
     def _second_stage(self, codec: Codec) -> SecondStage:
         return SecondStage(self.ranks, FULL_PRECISION, codec)
-
-
-class Half(Plain):
-    """The same scatter-reduce, with float32 sent as bfloat16.
-
-    Horovod's own float16 overflows beyond 65,504 and loses gradients below 6e-8; bfloat16 has the
-    range of float32, and its rounding, at most 1/512, is small beside any quantiser's.
-    """
-
-    def _dtype(self, own: torch.dtype) -> torch.dtype:
-        return torch.bfloat16 if own == torch.float32 else own
 
 
 class AutoExchange(Exchange):
@@ -106,7 +98,7 @@ class AutoExchange(Exchange):
         # The most exact first.
         self._candidates: dict[str, Exchange] = {
             "float32": Plain(rank_info),
-            "bfloat16": Half(rank_info),
+            "bfloat16": Plain(rank_info, torch.bfloat16),
         }
         if rank_info.ranks <= MOST_GATHERED:
             self._candidates["allgather"] = AllgatherExchange(rank_info)

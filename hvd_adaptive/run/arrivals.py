@@ -170,7 +170,6 @@ class Arrivals:
 
     @torch.no_grad()
     def deliver(self, index: int, average: torch.Tensor) -> None:
-        """Accept the average of a group."""
         if self.is_early:
             self.early[index] = average
             return

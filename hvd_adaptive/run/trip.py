@@ -216,7 +216,7 @@ class Trips:
 
         They are valid until the next call. A warm-up quantises them later.
         """
-        index = self._layout.index_of(group)
+        index = self._layout.groups.index(group)
         return self._gathered(index, self._exchange.quantized(group))[1]
 
     def _gathered(self, index: int, quantized: int) -> tuple[torch.Tensor, torch.Tensor]:

@@ -242,7 +242,7 @@ class Pending:
         if self.collects or layout is None:
             parameters = [p for bucket in self.buckets for p in bucket.parameters]
             return [known.name_of(p, number) for number, p in enumerate(parameters)]
-        return [layout.names[slot] for slot in sorted({*self.gradients, *early})]
+        return [layout.members[slot].name for slot in sorted({*self.gradients, *early})]
 
 
 def compare_names(

@@ -85,7 +85,9 @@ class Binding(RankContext):
         """
         self.owner = _owner_of(compressor)
         self.has_optimizer = self.owner is not None and self.owner.optimizer is not None
-        own, caller = compressor.settings.process_set, self._process_set_of_caller()
+        own, caller = compressor.settings.process_set, calling_process_set()
+        if self.owner is not None and self.has_optimizer:
+            caller = self.owner.process_set
         if own is not None and not self.has_optimizer:
             HorovodWorld(own)  # an error at once on a rank outside, whose call may be the only one
         super().__init__(compressor, HorovodWorld(caller or own))
@@ -134,12 +136,6 @@ class Binding(RankContext):
                 self.world.size,
             )
             warn_of_many(len(self._members) + len(self.layout.groups))
-
-    def _process_set_of_caller(self) -> Any:
-        """Return the process set over which the caller reduces placeholders; None if unknown."""
-        if self.owner is not None and self.has_optimizer:
-            return self.owner.process_set
-        return calling_process_set()
 
     def serves_caller(self) -> bool:
         """Return whether these are the caller's ranks, if no optimizer calls."""

@@ -97,12 +97,11 @@ class LocalStateHandler(_Handler):
         local = self.value
         local.connect()
         own = local.state_dict()
-        shared = dict(own)
-        if own["compressor"] is not None:
-            shared["compressor"] = without_own(own["compressor"])
+        compressor = own["compressor"]
+        shared = own | {"compressor": compressor and without_own(compressor)}
         shared = hvd.broadcast_object(shared, 0, name="hvd_adaptive.elastic.local")
-        if own["compressor"] is not None:
-            shared["compressor"] = with_own(shared["compressor"], own["compressor"])
+        if compressor is not None:
+            shared["compressor"] = with_own(shared["compressor"], compressor)
         local.load_from(shared)
         self.save()
 

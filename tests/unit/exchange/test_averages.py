@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from parcels import outcomes, parcel
 
 from hvd_adaptive import QSGD, PayloadError, ScatterReduce
-from hvd_adaptive.exchange.auto import Half, Plain
+from hvd_adaptive.exchange.auto import Plain
 from hvd_adaptive.exchange.exchange import AllgatherExchange, FailedElsewhereError, RankInfo
 from hvd_adaptive.exchange.hierarchical import HierarchicalExchange
 from hvd_adaptive.exchange.scatter_reduce import ScatterReduceExchange, ShardReduce, cut
@@ -31,7 +31,7 @@ KINDS = {
     "one node": lambda rank: HierarchicalExchange(RankInfo(RANKS, rank, (0, 0, 0, 0))),
     "alone": lambda rank: HierarchicalExchange(RankInfo(RANKS, rank, (0, 1, 2, 3))),
     "float32": lambda rank: Plain(RankInfo(RANKS, rank)),
-    "bfloat16": lambda rank: Half(RankInfo(RANKS, rank)),
+    "bfloat16": lambda rank: Plain(RankInfo(RANKS, rank), torch.bfloat16),
 }
 
 

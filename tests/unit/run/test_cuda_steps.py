@@ -15,7 +15,7 @@ from scheme_cases import scheme
 
 from hvd_adaptive import QSGD
 from hvd_adaptive.base.tensors import HostCopy, taken_over
-from hvd_adaptive.exchange.auto import Half, Plain
+from hvd_adaptive.exchange.auto import Plain
 from hvd_adaptive.exchange.exchange import AllgatherExchange, RankInfo
 from hvd_adaptive.exchange.hierarchical import HierarchicalExchange
 from hvd_adaptive.exchange.scatter_reduce import ScatterReduceExchange
@@ -31,7 +31,7 @@ EXCHANGES = {
     "scatter_reduce": lambda rank: ScatterReduceExchange(RankInfo(4, rank)),
     "hierarchical": lambda rank: HierarchicalExchange(RankInfo(4, rank, (0, 0, 1, 1))),
     "plain": lambda rank: Plain(RankInfo(4, rank)),
-    "half": lambda rank: Half(RankInfo(4, rank)),
+    "half": lambda rank: Plain(RankInfo(4, rank), torch.bfloat16),
 }
 
 
