@@ -223,7 +223,6 @@ class Residuals:
         return "" if self._layout is None else self._layout.groups[index].part
 
     def _weight_of(self, index: int) -> float:
-        """Return β of a group."""
         return self.weights.of(self._part_of(index))
 
     def state_dict(self) -> dict[str, Any]:

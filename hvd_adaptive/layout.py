@@ -85,7 +85,6 @@ class Group:
 
     @functools.cached_property
     def sizes(self) -> list[int]:
-        """Return the number of coordinates of each piece."""
         return [piece.numel for piece in self.pieces]
 
     def moved(self, slots: int) -> Group:

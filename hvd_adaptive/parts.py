@@ -56,7 +56,6 @@ class Parts(dict[str, Codec]):
 
     @property
     def others(self) -> dict[str, Codec]:
-        """Return the codecs of all parts except the default one."""
         return {label: codec for label, codec in self.items() if label}
 
     def __missing__(self, label: str) -> Codec:

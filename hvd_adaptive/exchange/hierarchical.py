@@ -156,14 +156,7 @@ class HierarchicalExchange(Exchange):
         return self._known
 
     def average(self, parcel: Parcel, flat: torch.Tensor, values: torch.Tensor) -> Route:
-        """Average a group as ``Exchange.average`` says.
-
-        1. Send each rank of the node its slice of the group, and average this rank's own.
-        2. Average the slice over the nodes.
-        3. Send the result to the ranks of the node, and join all slices' results.
-
-        If every rank has a node of its own, only step 2 remains.
-        """
+        """Average a group as ``Exchange.average`` says, in the three steps of this module."""
         topology, size = self._topology, parcel.codec.settings.bucket_size
         slices = cut(parcel.quantized, parcel.full, size, len(topology.local))
         own = slices[topology.index]

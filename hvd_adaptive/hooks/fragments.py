@@ -54,7 +54,6 @@ class Fragments:
         return self._names.get(parameter, f"parameter {number}" if self._names else str(number))
 
     def _divided(self, parameters: Iterable[Parameter]) -> list[list[Parameter]]:
-        """Return the parameters of each fragment."""
         parts: list[list[Parameter]] = [[] for _ in range(self.number)]
         for parameter in parameters:
             parts[self._of[parameter]].append(parameter)
@@ -158,7 +157,6 @@ class Anchors:
         return anchor is not None and not torch.equal(anchor, parameter)
 
     def way(self, parameter: Parameter) -> torch.Tensor:
-        """Return the anchor minus the parameter."""
         return self._copies[parameter] - parameter
 
     def move(self, averages: Mapping[Parameter, torch.Tensor], mixing: float) -> None:

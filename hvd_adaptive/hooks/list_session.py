@@ -244,7 +244,6 @@ def _device_of(tensors: Sequence[torch.Tensor | None]) -> torch.device:
 
 
 def _copy(tensor: torch.Tensor) -> torch.Tensor:
-    """Return a contiguous copy."""
     return tensor.detach().clone(memory_format=torch.contiguous_format)
 
 

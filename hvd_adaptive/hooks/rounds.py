@@ -75,28 +75,28 @@ class RoundExchange:
     def average(
         self, parameters: Sequence[Parameter], tensors: Sequence[torch.Tensor]
     ) -> list[torch.Tensor]:
-        """Return the averages of tensors over all ranks, compressed; a collective.
-
-        There is a tensor for each averaged parameter of a fragment that was laid out.
+        """Return the averages of tensors over all ranks, compressed; a collective. They may replace
+        the tensors, one for each averaged parameter of a fragment that was laid out.
         """
         if self.session is None:
             return self.average_plainly(tensors)
-        kinds = _kinds(tensors)
-        averages = _split(_flat(tensors, kinds), tensors, kinds)
-        flats = [average.reshape(-1) for average in averages]
-        self.session.average(dict(zip(parameters, flats, strict=True)))
+        averages = [tensor.contiguous() for tensor in tensors]
+        pairs = zip(parameters, averages, strict=True)
+        self.session.average({parameter: average.view(-1) for parameter, average in pairs})
         return averages
 
     def average_plainly(self, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         """Return the averages of tensors over all ranks in full precision, a collective."""
         kinds = _kinds(tensors)
-        flats = _flat(tensors, kinds)
+        flats = (torch.cat([tensors[i].reshape(-1) for i in kind]) for kind in kinds)
         wide = [flat.to(wide_of(flat.dtype)) for flat in flats]
         self.world.average_all(wide, f"{self._label}.average")
-        for flat, average in zip(flats, wide, strict=True):
-            if average is not flat:
-                flat.copy_(average)
-        return _split(flats, tensors, kinds)
+        averages = list(tensors)
+        for average, kind in zip(wide, kinds, strict=True):
+            parts = average.split([tensors[i].numel() for i in kind])
+            for index, part in zip(kind, parts, strict=True):
+                averages[index] = part.view(tensors[index].shape).to(tensors[index].dtype)
+        return averages
 
 
 class TensorSession(ApartFromHorovod):
@@ -190,22 +190,6 @@ def _kinds(tensors: Sequence[torch.Tensor]) -> list[list[int]]:
     for index, tensor in enumerate(tensors):
         kinds.setdefault((tensor.dtype, tensor.device), []).append(index)
     return list(kinds.values())
-
-
-def _flat(tensors: Sequence[torch.Tensor], kinds: list[list[int]]) -> list[torch.Tensor]:
-    return [torch.cat([tensors[i].reshape(-1) for i in kind]) for kind in kinds]
-
-
-def _split(
-    flats: Sequence[torch.Tensor], tensors: Sequence[torch.Tensor], kinds: list[list[int]]
-) -> list[torch.Tensor]:
-    """Return views of ``flats`` in the shapes of the tensors."""
-    views = list(tensors)
-    for flat, kind in zip(flats, kinds, strict=True):
-        parts = flat.split([tensors[i].numel() for i in kind])
-        for index, part in zip(kind, parts, strict=True):
-            views[index] = part.view(tensors[index].shape)
-    return views
 
 
 def find_world(

@@ -42,7 +42,6 @@ class WrappedOptimizer(torch.optim.Optimizer):
 
     @property
     def param_groups(self) -> list[dict[str, Any]]:
-        """Return the optimizer's parameter groups."""
         return self.optimizer.param_groups
 
     @param_groups.setter
@@ -52,7 +51,6 @@ class WrappedOptimizer(torch.optim.Optimizer):
 
     @property
     def state(self) -> Any:
-        """Return the optimizer's state."""
         return self.optimizer.state
 
     @state.setter
@@ -71,7 +69,6 @@ class WrappedOptimizer(torch.optim.Optimizer):
     register_load_state_dict_post_hook = _of_inner("register_load_state_dict_post_hook")
 
     def zero_grad(self, set_to_none: bool = True) -> None:
-        """Reset the gradients."""
         self.optimizer.zero_grad(set_to_none=set_to_none)
 
     def __reduce_ex__(self, protocol: Any) -> Any:

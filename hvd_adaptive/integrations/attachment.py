@@ -73,7 +73,6 @@ class Attachment:
         return CompressionState(self.compressor, model.named_parameters(), given)
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Load a state of the compressor."""
         self.compressor.load_state_dict(state)
         self._loaded_step = self.compressor.step
 

@@ -173,9 +173,6 @@ class OrderedStep(Step):
         while self._turn(wait=False):
             pass
 
-    def _submit_second_stages(self) -> None:
-        """Do nothing: the course submits them."""
-
     def _receive(self) -> None:
         """Decode groups whose last collective has been received; none follows, so no order."""
         if not self.may_receive or self.arrivals.device.type != "cpu":

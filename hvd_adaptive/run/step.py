@@ -230,16 +230,16 @@ class Step(ABC):
 
     @property
     def device(self) -> torch.device:
-        """Return the device of the gradients."""
         return self.arrivals.device
 
     @abstractmethod
     def _launch(self) -> None:
         """Launch groups that are ready, within the bound on memory."""
 
-    @abstractmethod
-    def _submit_second_stages(self) -> None:
-        """Submit second stages whose first stage has been received, without waiting."""
+    def _submit_second_stages(self) -> None:  # noqa: B027
+        """Submit second stages whose first stage has been received, without waiting, if ranks need
+        not submit in one order.
+        """
 
     @abstractmethod
     def _receive(self) -> None:

@@ -127,7 +127,6 @@ class AllToAll(Collective):
 
     @functools.cached_property
     def sizes(self) -> list[int]:
-        """Return the bytes of each part."""
         return [part.size for part in self.parts]
 
     def submit(self, world: World, name: str) -> Any:

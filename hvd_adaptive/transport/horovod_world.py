@@ -243,15 +243,12 @@ class HorovodRounds(HorovodWorld):
         return super().gather_equal(values.contiguous(), f"{self.label}.{name}")
 
     def begin_gather(self, values: torch.Tensor) -> tuple[Any, tuple[int, ...]]:
-        """Start ``gather_equal`` without waiting; ``end_gather`` returns the result."""
         return self.allgather(values, f"{self.label}.begun"), (self.size, *values.shape)
 
     def is_gathered(self, begun: tuple[Any, tuple[int, ...]]) -> bool:
-        """Return whether ``end_gather`` would not wait for other ranks."""
         return self.poll(begun[0])
 
     def end_gather(self, begun: tuple[Any, tuple[int, ...]]) -> torch.Tensor:
-        """Return the result of ``begin_gather``."""
         handle, shape = begun
         return self.synchronize(handle).view(shape)
 

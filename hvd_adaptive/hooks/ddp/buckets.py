@@ -66,7 +66,6 @@ class Bucket:
 
     @functools.cached_property
     def identities(self) -> tuple[int, ...]:
-        """Return the ``id`` of each parameter."""
         return tuple(map(id, self.parameters))
 
     @property

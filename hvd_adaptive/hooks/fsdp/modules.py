@@ -109,7 +109,6 @@ class ShardedModules:
         return round(of_part * self._modules[index].numel / max(1, same))
 
     def parts(self) -> list[str]:
-        """Return the labels of all parts."""
         return list(dict.fromkeys(p for p in self._labels if p is not None)) or [""]
 
     def parts_of(self, indices: Collection[int]) -> list[str]:
@@ -138,7 +137,6 @@ class ModuleSamples:
         self._of: dict[str, list[tuple[list[torch.Tensor], float]]] = {}
 
     def clear(self) -> None:
-        """Forget all buckets."""
         self._of.clear()
 
     def draw(self, index: int, flat: torch.Tensor, rank: int, call: int) -> None:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from hvd_adaptive.base.errors import PayloadError, RankMismatchError, WarnOnce
-from hvd_adaptive.base.tensors import check_supported, narrowed
+from hvd_adaptive.base.tensors import check_supported
 from hvd_adaptive.changes import begin_step
 from hvd_adaptive.connection import ApartFromHorovod
 from hvd_adaptive.exchange.exchange import Failures, RankInfo, carry_out
@@ -163,8 +163,7 @@ class ShardedSession(ApartFromHorovod):
         quantized = parcel.quantized // (world.size if self._shards else 1)
         size, without_zeros = parcel.codec.settings.bucket_size, parcel.codec.leaves_zeros_out
         meter.look(average[:quantized], size, index, without_zeros)
-        averages = factor * world.size < 1 + 1e-6
-        out.copy_(narrowed(average, quantized if averages else 0, out.dtype))
+        out.copy_(parcel.narrowed(average, quantized, world.size))
         if self._calls[index] == MANY_CALLS:
             logger.warning(
                 "%s was reduced %d times since the last optimizer step: call finish() before each "
@@ -175,12 +174,7 @@ class ShardedSession(ApartFromHorovod):
 
     @torch.no_grad()
     def finish(self) -> None:
-        """End a step, a collective; do nothing if nothing was reduced since the last one.
-
-        Raises:
-            PayloadError: A payload arrived corrupt, on any rank.
-            RankMismatchError: Ranks have reduced different modules, or differ in the step.
-        """
+        """End a step, a collective; see ``fsdp.Compressed.finish``."""
         if not self._calls:
             return
         self._refuse()
