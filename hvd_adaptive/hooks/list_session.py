@@ -213,9 +213,8 @@ class ListSession(TensorSession):
             for name, kind in zip(names, kinds, strict=True)
             if kind is not None
         ]
-        return binding.build_layout(
-            members, functools.partial(build_layout, as_given=True, before=None)
-        )
+        cut = functools.partial(build_layout, members, as_given=True, before=None)
+        return binding.build_layout(cut)
 
     def _current_world(self) -> Any:
         """Return the ranks, which have compared their settings."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import threading
 from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
@@ -16,7 +17,7 @@ from hvd_adaptive.base.tensors import wide_of
 from hvd_adaptive.changes import begin_step
 from hvd_adaptive.connection import ApartFromHorovod
 from hvd_adaptive.hooks.ddp.buckets import by_bucket
-from hvd_adaptive.layout import Layout, Member
+from hvd_adaptive.layout import Member
 from hvd_adaptive.run.agreement import compare_settings
 from hvd_adaptive.run.ordered_drive import OrderedDriver
 from hvd_adaptive.run.rank_context import RankContext
@@ -174,12 +175,8 @@ class RoundSession(TensorSession):
             [Member(name, (p.numel(),), p.dtype, part_of(name)) for name, p in kind]
             for kind in reversed(self.kinds)
         ]
-
-        def cut(_: list[Member], **bounds: Any) -> Layout:
-            return by_bucket(members, in_turn=False, **bounds)
-
         binding = RankContext(self.compressor, self._world, self._label)
-        binding.layout = binding.build_layout([m for kind in members for m in kind], cut)
+        binding.layout = binding.build_layout(functools.partial(by_bucket, members, in_turn=False))
         self._world.forget_lengths()
         return binding
 

@@ -19,7 +19,6 @@ from collections.abc import Generator, Iterable
 from typing import TYPE_CHECKING
 
 from hvd_adaptive.base.errors import given_up
-from hvd_adaptive.feedback import Residuals
 from hvd_adaptive.layout import Layout
 from hvd_adaptive.run.step import Step
 from hvd_adaptive.run.trip import Flight
@@ -44,13 +43,11 @@ class OrderedStep(Step):
         self,
         binding: RankContext,
         layout: Layout,
-        number: int,
-        attempt: int = 0,
-        residuals: Residuals | None = None,
-        worker: Worker | None = None,
-        on_cpu: bool = True,
+        attempt: int,
+        worker: Worker | None,
+        on_cpu: bool,
     ) -> None:
-        super().__init__(binding, layout, number, attempt, residuals, worker, disjoint=True)
+        super().__init__(binding, layout, attempt, worker, disjoint=True)
         self.arrivals.is_early = False  # from now on averages replace gradients at once
         self.may_receive = False
         # All ranks follow one course, also if a rank gives the step up before its first gradient.

@@ -65,7 +65,7 @@ class OrderedDrive(Drive):
         if forgets:
             binding.world.forget_lengths()
         self.held = samples or not (binding.has_agreed and binding.exchange.is_set_up)
-        self.step = OrderedStep(binding, layout, number, attempt, residuals, worker, on_cpu)
+        self.step = OrderedStep(binding, layout, attempt, worker, on_cpu)
         compares = binding.wants_comparison
         own = position(compressor, attempt, layout, due, self.held, binding.settings_row, compares)
         self._check: Any = binding.world.begin_gather(own)

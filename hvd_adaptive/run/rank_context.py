@@ -11,7 +11,7 @@ import torch
 from hvd_adaptive.base.tensors import stream_of
 from hvd_adaptive.exchange.auto import EXCHANGES, name_of_exchange
 from hvd_adaptive.exchange.exchange import Exchange, RankInfo
-from hvd_adaptive.layout import Group, Layout, Member, build_layout
+from hvd_adaptive.layout import Group, Layout
 from hvd_adaptive.run.agreement import agreed_settings, settings_row, warn_of_differences
 from hvd_adaptive.run.monitored import Monitored
 from hvd_adaptive.run.trip import Plan
@@ -76,10 +76,9 @@ class RankContext:
         """Return the lengths of the tensors that training without compression averages."""
         return [member.numel for member in layout.members]
 
-    def build_layout(
-        self, members: list[Member], cut: Callable[..., Layout] = build_layout
-    ) -> Layout:
+    def build_layout(self, cut: Callable[..., Layout]) -> Layout:
         """Return a layout, built by ``cut``, whose groups fit Horovod's and the user's bounds.
+        ``cut`` is ``layout.build_layout`` of some members, or like it.
 
         Raises:
             ValueError: Even the smallest groups exceed ``in_flight_bytes``.
@@ -88,7 +87,6 @@ class RankContext:
         most = self.settings.fusion_bytes // 4
         while True:
             layout = cut(
-                members,
                 min_numel=self.settings.min_numel,
                 bucket_size=self.settings.bucket_size,
                 tail=self.settings.tail,

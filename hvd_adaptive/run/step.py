@@ -14,7 +14,6 @@ import torch
 
 from hvd_adaptive.base.errors import PayloadError
 from hvd_adaptive.exchange.exchange import Failures, step_failed
-from hvd_adaptive.feedback import Residuals
 from hvd_adaptive.layout import Group, Layout
 from hvd_adaptive.run.arrivals import Arrivals
 from hvd_adaptive.run.trip import Flight, Plan, Trips
@@ -51,14 +50,12 @@ class Step(ABC):
         self,
         binding: RankContext,
         layout: Layout,
-        number: int,
         attempt: int = 0,
-        residuals: Residuals | None = None,
         worker: Worker | None = None,
         disjoint: bool = False,
     ) -> None:
         self.binding, self.layout = binding, layout
-        self.number, self.attempt = number, attempt
+        self.number, self.attempt = binding.compressor.step, attempt
         self.lock = self.make_lock()
         self.names: set[str] = set()
         # A weak reference: gradients are freed with their step.
@@ -72,12 +69,12 @@ class Step(ABC):
             binding.compressor,
             binding.exchange,
             layout,
-            number,
+            self.number,
             self.arrivals,
             meter=self._meter,
             attempt=attempt,
             name=binding.name,
-            residuals=residuals,
+            residuals=binding.compressor._training.residuals,
         )
         self.commit = self._trips.commit
         self._worker = worker

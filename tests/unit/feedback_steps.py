@@ -36,7 +36,7 @@ class OneRank(RankContext):
             Member(name, (size,), dtype, compressor.parts.label_of(name))
             for name, size, dtype in zip(string.ascii_lowercase, sizes, dtypes, strict=False)
         ]
-        self.layout = self.build_layout(members, lambda of, **rest: build_layout(of, **rest | own))
+        self.layout = self.build_layout(lambda **rest: build_layout(members, **rest | own))
 
     def buffer(self, use, coordinates, dtype, device):
         return torch.full((coordinates,), 7.0, dtype=dtype)
@@ -46,7 +46,7 @@ class OneRank(RankContext):
         residuals = self.compressor._training.residuals
         if residuals is not None:
             residuals.lay_out(self.layout, *self.rank_info)
-        return UnorderedStep(self, self.layout, self.compressor.step, attempt, residuals)
+        return UnorderedStep(self, self.layout, attempt)
 
     def send(self, step: UnorderedStep, gradients) -> UnorderedStep:
         """Gradients by slot arrive (None: is missing) and all groups leave."""

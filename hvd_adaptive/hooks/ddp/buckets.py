@@ -168,11 +168,7 @@ class BucketBinding(RankContext):
                 name = names[id(p)]
                 members[-1].append(Member(name, (g.numel(),), g.dtype, part_of(name)))
                 self._slots[id(p)] = len(self._slots)
-
-        def cut(_: list[Member], **bounds: Any) -> Layout:
-            return by_bucket(members, in_turn=True, **bounds)
-
-        self.layout = self.build_layout([m for of_one in members for m in of_one], cut)
+        self.layout = self.build_layout(functools.partial(by_bucket, members, in_turn=True))
         return self.layout
 
     def stock_sizes(self, layout: Layout) -> list[int]:

@@ -144,7 +144,7 @@ class Binding(RankContext):
 
     def _laid_out(self, by_name: bool) -> Layout:
         self._by_name = by_name
-        return self.build_layout(self._members, functools.partial(build_layout, by_name=by_name))
+        return self.build_layout(functools.partial(build_layout, self._members, by_name=by_name))
 
     def lay_out_by_name(self) -> Layout:
         """Return the layout whose groups follow names: ranks register parameters differently. Slots

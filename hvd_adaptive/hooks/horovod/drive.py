@@ -296,9 +296,8 @@ class HorovodDrive(Drive):
             Member(str(i), tuple(t.shape), t.dtype, part_of(str(i)))
             for i, t in enumerate(self.tensors)
         ]
-        layout = binding.build_layout(
-            members, functools.partial(build_layout, as_given=True, before=None)
-        )
+        cut = functools.partial(build_layout, members, as_given=True, before=None)
+        layout = binding.build_layout(cut)
         binding.name = binding.unnamed
         own = torch.tensor([layout.fingerprint >> 1], dtype=torch.int64, device="cpu")
         if not bool((binding.world.gather_equal(own, f"{binding.name}.layout") == own).all()):
@@ -334,10 +333,7 @@ class HorovodDrive(Drive):
 
 def _new_step(binding: Binding, layout: Layout, worker: Worker | None) -> UnorderedStep:
     """Return the step that comes next, without gradients."""
-    compressor = binding.compressor
-    residuals = compressor._training.residuals
+    residuals = binding.compressor._training.residuals
     if residuals is not None:
         residuals.lay_out(layout, binding.world.rank, binding.world.size)
-    return UnorderedStep(
-        binding, layout, compressor.step, binding.abandoned.attempt, residuals, worker
-    )
+    return UnorderedStep(binding, layout, binding.abandoned.attempt, worker)

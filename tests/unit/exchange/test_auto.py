@@ -17,7 +17,7 @@ from hvd_adaptive.exchange.auto import SIZES, AutoExchange, Plain
 from hvd_adaptive.exchange.exchange import AllgatherExchange, RankInfo
 from hvd_adaptive.exchange.hierarchical import HierarchicalExchange
 from hvd_adaptive.exchange.scatter_reduce import ScatterReduceExchange
-from hvd_adaptive.layout import Group, Member
+from hvd_adaptive.layout import Group, Member, build_layout
 from hvd_adaptive.run.rank_context import RankContext
 from hvd_adaptive.simulate.stages import together
 
@@ -147,7 +147,8 @@ def test_a_layout_that_fits_what_may_be_chosen():
     """Between the bound of a nodes' exchange and the others': two ranks are not refused."""
     scheme = QSGD(bits=4, bucket_size=8192, exchange="auto", tuning=Tuning(in_flight_bytes=160_000))
     groups = RankContext(scheme, SimpleNamespace(size=2, rank=0))
-    layout = groups.build_layout([Member("w", (8192,), torch.float32)])
+    members = [Member("w", (8192,), torch.float32)]
+    layout = groups.build_layout(functools.partial(build_layout, members))
     assert [group.coordinates for group in layout.groups] == [8192]
 
 
@@ -164,9 +165,9 @@ def test_an_exchange_is_recommended_if_it_helps(exchange, ranks, bucket_size, he
     tuning, members = Tuning(in_flight_bytes=4096), [Member("w", (8192,), torch.float32)]
     scheme = QSGD(bits=4, bucket_size=bucket_size, exchange=exchange, tuning=tuning)
     other = QSGD(bits=4, bucket_size=bucket_size, exchange="scatter_reduce", tuning=tuning)
-    world = SimpleNamespace(size=ranks, rank=0)
+    world, cut = SimpleNamespace(size=ranks, rank=0), functools.partial(build_layout, members)
     with pytest.raises(ValueError, match=r"raise it.* lower bucket_size") as raised:
-        RankContext(scheme, world).build_layout(members)
+        RankContext(scheme, world).build_layout(cut)
     assert ("use exchange='scatter_reduce'" in str(raised.value)) == helps
     with nullcontext() if helps else pytest.raises(ValueError, match="two must fit"):
-        RankContext(other, world).build_layout(members)
+        RankContext(other, world).build_layout(cut)

@@ -18,7 +18,7 @@ from hvd_adaptive.hooks.horovod.drive import HorovodDrive
 from hvd_adaptive.hooks.horovod.owner import Owner
 from hvd_adaptive.hooks.horovod.placeholder import Placeholders
 from hvd_adaptive.hooks.horovod.unfinished import AbandonedSteps
-from hvd_adaptive.layout import Member
+from hvd_adaptive.layout import Member, build_layout
 from hvd_adaptive.run.driver import Driver
 from hvd_adaptive.run.rank_context import RankContext
 from hvd_adaptive.transport.horovod_world import Abandoned, HorovodWorld
@@ -151,7 +151,7 @@ class NamedBinding(RankContext):
         members = [
             Member(n, tuple(p.shape), dtype, compressor.parts.label_of(n)) for n, p in named.items()
         ]
-        self.layout = self.build_layout(members)
+        self.layout = self.build_layout(functools.partial(build_layout, members))
 
 
 class Optimizer:
