@@ -18,25 +18,21 @@ import logging
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 import torch
 
 from hvd_adaptive.base.errors import PayloadError
 from hvd_adaptive.base.tensors import wait_for
+from hvd_adaptive.codec.codec import Codec
 from hvd_adaptive.codec.second_stage import FULL_PRECISION, SecondStage, references
 from hvd_adaptive.exchange.exchange import AllgatherExchange, Exchange, RankInfo, Route, carry_out
 from hvd_adaptive.exchange.hierarchical import HierarchicalExchange
 from hvd_adaptive.exchange.parcel import Parcel, RandomStream
 from hvd_adaptive.exchange.scatter_reduce import ScatterReduceExchange
 from hvd_adaptive.kernels.random import Use
-from hvd_adaptive.transport.world import find_nodes
-
-if TYPE_CHECKING:
-    from hvd_adaptive.codec.codec import Codec
-    from hvd_adaptive.layout import Group
-    from hvd_adaptive.settings import Settings
-    from hvd_adaptive.transport.world import World
+from hvd_adaptive.layout import Group
+from hvd_adaptive.settings import Settings
+from hvd_adaptive.transport.world import World, find_nodes
 
 logger = logging.getLogger("hvd_adaptive")
 

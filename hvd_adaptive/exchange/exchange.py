@@ -6,20 +6,18 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
 from hvd_adaptive.base.errors import PayloadError
+from hvd_adaptive.codec.codec import Codec
 from hvd_adaptive.coding.payload import payloads_in
 from hvd_adaptive.exchange.parcel import Parcel
+from hvd_adaptive.layout import Group
+from hvd_adaptive.monitor import StepMeter
 from hvd_adaptive.transport.collectives import AllGather, Collective, copies_sent
-
-if TYPE_CHECKING:
-    from hvd_adaptive.codec.codec import Codec
-    from hvd_adaptive.layout import Group
-    from hvd_adaptive.monitor import StepMeter
-    from hvd_adaptive.transport.world import World
+from hvd_adaptive.transport.world import World
 
 # Yields collectives, receives their results, and returns the group's average.
 Route = Generator[Collective, list[torch.Tensor], torch.Tensor]

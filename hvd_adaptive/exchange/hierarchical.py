@@ -20,11 +20,11 @@ import logging
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
 
 import torch
 
 from hvd_adaptive.base.errors import PayloadError
+from hvd_adaptive.codec.codec import Codec
 from hvd_adaptive.coding.payload import OwnedBuffer
 from hvd_adaptive.coding.zeros import most_section_bytes
 from hvd_adaptive.exchange.exchange import (
@@ -36,13 +36,9 @@ from hvd_adaptive.exchange.exchange import (
 )
 from hvd_adaptive.exchange.parcel import Parcel
 from hvd_adaptive.exchange.scatter_reduce import Chunk, ScatterReduceExchange, cut
+from hvd_adaptive.layout import Group
 from hvd_adaptive.transport.collectives import AllGather, AllToAll, Among
-from hvd_adaptive.transport.world import find_nodes
-
-if TYPE_CHECKING:
-    from hvd_adaptive.codec.codec import Codec
-    from hvd_adaptive.layout import Group
-    from hvd_adaptive.transport.world import World
+from hvd_adaptive.transport.world import World, find_nodes
 
 logger = logging.getLogger("hvd_adaptive")
 

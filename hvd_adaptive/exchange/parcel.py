@@ -5,19 +5,17 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, NamedTuple, Protocol
+from typing import NamedTuple, Protocol
 
 import torch
 
 from hvd_adaptive.base.tensors import HostCopy, narrowed, wide_of
+from hvd_adaptive.codec.codec import Codec
 from hvd_adaptive.codec.payloads import squares_of
 from hvd_adaptive.coding.payload import Encoded, Frame
+from hvd_adaptive.feedback import Residuals
 from hvd_adaptive.kernels.random import Use, key_of, stream_key
 from hvd_adaptive.monitor.meter import StepMeter
-
-if TYPE_CHECKING:
-    from hvd_adaptive.codec.codec import Codec
-    from hvd_adaptive.feedback import Residuals
 
 # Full buckets of a group on which the relative error is measured in each step.
 ERROR_BUCKETS = 2

@@ -21,20 +21,17 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
-from typing import TYPE_CHECKING
 
 import torch
 
 from hvd_adaptive.base.errors import PayloadError
+from hvd_adaptive.codec.codec import Codec
 from hvd_adaptive.codec.second_stage import SecondStage, warn_of_averages
 from hvd_adaptive.coding.payload import Encoded, OwnedBuffer, arrived, payloads_in
 from hvd_adaptive.exchange.exchange import Exchange, FailedElsewhereError, RankInfo, Route
 from hvd_adaptive.exchange.parcel import Parcel
+from hvd_adaptive.layout import Group
 from hvd_adaptive.transport.collectives import AllGather, AllToAll, EqualParts, copies_sent
-
-if TYPE_CHECKING:
-    from hvd_adaptive.codec.codec import Codec
-    from hvd_adaptive.layout import Group
 
 FIRST, SECOND = 0, 1
 # Sent instead of an average by an owner that could not read a payload.

@@ -9,7 +9,7 @@ import zlib
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
@@ -21,10 +21,8 @@ from hvd_adaptive.hooks.local_checks import tensors_like
 from hvd_adaptive.hooks.rounds import RoundExchange
 from hvd_adaptive.run.agreement import format_ranks, places_that_differ
 from hvd_adaptive.run.driver import gather_patiently
-
-if TYPE_CHECKING:
-    from hvd_adaptive.transport.horovod_world import HorovodRounds
-    from hvd_adaptive.transport.torch_world import TorchWorld
+from hvd_adaptive.transport.horovod_world import HorovodRounds
+from hvd_adaptive.transport.torch_world import TorchWorld
 
 Parameter = torch.nn.Parameter
 logger = logging.getLogger("hvd_adaptive")

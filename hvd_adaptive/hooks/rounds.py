@@ -8,15 +8,17 @@ from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import nullcontext
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
 
 from hvd_adaptive.base.tensors import wide_of
 from hvd_adaptive.changes import begin_step
+from hvd_adaptive.compressor import GradientCompressor
 from hvd_adaptive.connection import ApartFromHorovod
 from hvd_adaptive.hooks.ddp.buckets import by_bucket
+from hvd_adaptive.hooks.fragments import Fragments
 from hvd_adaptive.layout import Member
 from hvd_adaptive.run.agreement import compare_settings
 from hvd_adaptive.run.ordered_drive import OrderedDriver
@@ -24,10 +26,6 @@ from hvd_adaptive.run.rank_context import RankContext
 from hvd_adaptive.training import running_horovod
 from hvd_adaptive.transport.horovod_world import HorovodRounds
 from hvd_adaptive.transport.torch_world import TorchWorld
-
-if TYPE_CHECKING:
-    from hvd_adaptive.compressor import GradientCompressor
-    from hvd_adaptive.hooks.fragments import Fragments
 
 Parameter = torch.nn.Parameter
 Result = TypeVar("Result")

@@ -9,18 +9,16 @@ import hashlib
 import logging
 import zlib
 from collections.abc import Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
 from hvd_adaptive._version import __version__
+from hvd_adaptive.adapt.updates import Due
 from hvd_adaptive.base.errors import RankMismatchError
+from hvd_adaptive.compressor import GradientCompressor
+from hvd_adaptive.layout import Layout
 from hvd_adaptive.states import checksums
-
-if TYPE_CHECKING:
-    from hvd_adaptive.adapt.updates import Due
-    from hvd_adaptive.compressor import GradientCompressor
-    from hvd_adaptive.layout import Layout
 
 logger = logging.getLogger("hvd_adaptive")
 

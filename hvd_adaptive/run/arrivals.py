@@ -6,14 +6,11 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from typing import TYPE_CHECKING
 
 import torch
 
 from hvd_adaptive.layout import Group, Layout, Piece
-
-if TYPE_CHECKING:
-    from hvd_adaptive.run.rank_context import RankContext
+from hvd_adaptive.run.rank_context import RankContext
 
 
 class Arrivals:

@@ -32,13 +32,12 @@ import time
 import weakref
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Generator
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
-if TYPE_CHECKING:
-    from hvd_adaptive.compressor import GradientCompressor
-    from hvd_adaptive.run.rank_context import RankContext
+from hvd_adaptive.compressor import GradientCompressor
+from hvd_adaptive.run.rank_context import RankContext
 
 logger = logging.getLogger("hvd_adaptive")
 

@@ -6,18 +6,16 @@ import socket
 import statistics
 import time
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
 from hvd_adaptive._version import __version__
 from hvd_adaptive.base.tensors import wait_for
+from hvd_adaptive.compressor import GradientCompressor
 from hvd_adaptive.layout import Group, Layout
+from hvd_adaptive.monitor import Monitor
 from hvd_adaptive.transport.world import World
-
-if TYPE_CHECKING:
-    from hvd_adaptive.compressor import GradientCompressor
-    from hvd_adaptive.monitor import Monitor
 
 REPEATS = 5
 

@@ -16,17 +16,13 @@ that is behind all others never waits for them, so there is no deadlock.
 from __future__ import annotations
 
 from collections.abc import Generator, Iterable
-from typing import TYPE_CHECKING
 
 from hvd_adaptive.base.errors import given_up
 from hvd_adaptive.layout import Layout
+from hvd_adaptive.run.driver import Worker
+from hvd_adaptive.run.rank_context import RankContext
 from hvd_adaptive.run.step import Step
 from hvd_adaptive.run.trip import Flight
-
-if TYPE_CHECKING:
-    from hvd_adaptive.run.driver import Worker
-    from hvd_adaptive.run.rank_context import RankContext
-
 
 LAG, WINDOW = 1, 3
 

@@ -18,7 +18,7 @@ import logging
 import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
@@ -27,9 +27,7 @@ from hvd_adaptive.base.tensors import HostCopy, stacked
 from hvd_adaptive.run.agreement import disagreement, position
 from hvd_adaptive.run.driver import Drive, Driver, Road, Worker
 from hvd_adaptive.run.ordered import OrderedStep
-
-if TYPE_CHECKING:
-    from hvd_adaptive.run.rank_context import RankContext
+from hvd_adaptive.run.rank_context import RankContext
 
 logger = logging.getLogger("hvd_adaptive")
 

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Hashable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
 from hvd_adaptive.base.tensors import stream_of
+from hvd_adaptive.compressor import GradientCompressor
 from hvd_adaptive.exchange.auto import EXCHANGES, name_of_exchange
 from hvd_adaptive.exchange.exchange import Exchange, RankInfo
 from hvd_adaptive.layout import Group, Layout
@@ -17,9 +18,6 @@ from hvd_adaptive.run.monitored import Monitored
 from hvd_adaptive.run.trip import Plan
 from hvd_adaptive.transport.collectives import LARGEST_COLLECTIVE
 from hvd_adaptive.transport.world import LevelSync, nodes_of
-
-if TYPE_CHECKING:
-    from hvd_adaptive.compressor import GradientCompressor
 
 logger = logging.getLogger("hvd_adaptive")
 

@@ -8,7 +8,7 @@ import time
 import weakref
 from abc import ABC, abstractmethod
 from collections import deque
-from typing import TYPE_CHECKING, cast
+from typing import cast
 
 import torch
 
@@ -16,12 +16,10 @@ from hvd_adaptive.base.errors import PayloadError
 from hvd_adaptive.exchange.exchange import Failures, step_failed
 from hvd_adaptive.layout import Group, Layout
 from hvd_adaptive.run.arrivals import Arrivals
+from hvd_adaptive.run.driver import Worker
+from hvd_adaptive.run.rank_context import RankContext
 from hvd_adaptive.run.trip import Flight, Plan, Trips
 from hvd_adaptive.transport.collectives import AllGather, InFlight
-
-if TYPE_CHECKING:
-    from hvd_adaptive.run.driver import Worker
-    from hvd_adaptive.run.rank_context import RankContext
 
 
 class Step(ABC):

@@ -9,27 +9,25 @@ from __future__ import annotations
 import time
 from collections.abc import Generator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import torch
 
+from hvd_adaptive.adapt.statistics import Sample
+from hvd_adaptive.base.errors import ResidualError
 from hvd_adaptive.base.tensors import Finite
+from hvd_adaptive.codec.codec import Codec
+from hvd_adaptive.compressor import GradientCompressor
 from hvd_adaptive.exchange.exchange import Exchange
 from hvd_adaptive.exchange.parcel import Memory, Parcel, RandomStream
 from hvd_adaptive.feedback import Residuals
+from hvd_adaptive.feedback_weight import Weights
 from hvd_adaptive.kernels.random import Use, group_number
 from hvd_adaptive.layout import Group, Layout
+from hvd_adaptive.monitor import StepMeter
 from hvd_adaptive.run.draws import draw_buckets
 from hvd_adaptive.run.rounded_zeros import RoundedZeros
 from hvd_adaptive.transport.collectives import Collective
-
-if TYPE_CHECKING:
-    from hvd_adaptive.adapt.statistics import Sample
-    from hvd_adaptive.base.errors import ResidualError
-    from hvd_adaptive.codec.codec import Codec
-    from hvd_adaptive.compressor import GradientCompressor
-    from hvd_adaptive.feedback_weight import Weights
-    from hvd_adaptive.monitor import StepMeter
 
 # Added to the attempt in random streams of incomplete groups.
 INCOMPLETE = 2**30

@@ -8,13 +8,13 @@ import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from types import FrameType
-from typing import TYPE_CHECKING
 
 import torch
 import torch.distributed as dist
 
 from hvd_adaptive.base.errors import RankMismatchError, WarnOnce
 from hvd_adaptive.changes import begin_step
+from hvd_adaptive.compressor import GradientCompressor
 from hvd_adaptive.connection import ApartFromHorovod
 from hvd_adaptive.hooks.ddp.buckets import Bucket, BucketBinding, Pending, compare_names
 from hvd_adaptive.hooks.ddp.early import EarlyGroups
@@ -23,9 +23,6 @@ from hvd_adaptive.run.agreement import compare_settings
 from hvd_adaptive.run.ordered_drive import OrderedDriver
 from hvd_adaptive.training import is_first_rank
 from hvd_adaptive.transport.torch_world import TorchWorld
-
-if TYPE_CHECKING:
-    from hvd_adaptive.compressor import GradientCompressor
 
 logger = logging.getLogger("hvd_adaptive")
 

@@ -8,22 +8,20 @@ import operator
 import zlib
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
 from hvd_adaptive.base.errors import RankMismatchError
 from hvd_adaptive.base.tensors import check_supported
 from hvd_adaptive.coding.payload import DTYPE_CODES
+from hvd_adaptive.compressor import GradientCompressor
+from hvd_adaptive.hooks.ddp.names import Names
 from hvd_adaptive.layout import Group, Layout, Member, build_layout, digest
 from hvd_adaptive.run.agreement import differences
 from hvd_adaptive.run.driver import gather_patiently
 from hvd_adaptive.run.rank_context import RankContext
-
-if TYPE_CHECKING:
-    from hvd_adaptive.compressor import GradientCompressor
-    from hvd_adaptive.hooks.ddp.names import Names
-    from hvd_adaptive.transport.torch_world import TorchWorld
+from hvd_adaptive.transport.torch_world import TorchWorld
 
 ADVICE = (
     "Every rank must use the same parameters under the same names; DistributedDataParallel skips "

@@ -6,14 +6,11 @@ import itertools
 import weakref
 from collections import Counter
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 import torch
 
 from hvd_adaptive import states
-
-if TYPE_CHECKING:
-    from hvd_adaptive.settings import Settings
+from hvd_adaptive.settings import Settings
 
 UNNAMED = (
     "parameter_bits: the parameters' names are unknown: give CompressionState "

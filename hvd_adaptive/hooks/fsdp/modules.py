@@ -4,18 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
 
 from hvd_adaptive.adapt.statistics import Sample
+from hvd_adaptive.compressor import GradientCompressor
 from hvd_adaptive.exchange.parcel import Parcel, RandomStream
 from hvd_adaptive.kernels.random import Use, group_number
 from hvd_adaptive.layout import Group, Layout, Member, Piece, digest
-
-if TYPE_CHECKING:
-    from hvd_adaptive.compressor import GradientCompressor
 
 
 @dataclass

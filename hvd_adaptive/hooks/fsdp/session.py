@@ -7,13 +7,14 @@ import logging
 import zlib
 from collections import Counter
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
 from hvd_adaptive.base.errors import PayloadError, RankMismatchError, WarnOnce
 from hvd_adaptive.base.tensors import check_supported
 from hvd_adaptive.changes import begin_step
+from hvd_adaptive.compressor import GradientCompressor
 from hvd_adaptive.connection import ApartFromHorovod
 from hvd_adaptive.exchange.exchange import Failures, RankInfo, carry_out
 from hvd_adaptive.exchange.scatter_reduce import ShardReduce
@@ -23,9 +24,6 @@ from hvd_adaptive.run.rank_context import RankContext
 from hvd_adaptive.run.rounded_zeros import RoundedZeros
 from hvd_adaptive.training import is_first_rank
 from hvd_adaptive.transport.torch_world import TorchWorld
-
-if TYPE_CHECKING:
-    from hvd_adaptive.compressor import GradientCompressor
 
 logger = logging.getLogger("hvd_adaptive")
 

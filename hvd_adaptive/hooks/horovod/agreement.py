@@ -23,19 +23,17 @@ import zlib
 from collections import deque
 from collections.abc import Hashable
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
 from hvd_adaptive.adapt.updates import NOTHING
+from hvd_adaptive.compressor import GradientCompressor
+from hvd_adaptive.hooks.horovod.owner import Owner
 from hvd_adaptive.hooks.horovod.placeholder import disagreement, position
 from hvd_adaptive.run.agreement import Description, describe, differences
-
-if TYPE_CHECKING:
-    from hvd_adaptive.compressor import GradientCompressor
-    from hvd_adaptive.hooks.horovod.owner import Owner
-    from hvd_adaptive.run.rank_context import RankContext
-    from hvd_adaptive.transport.horovod_world import HorovodWorld
+from hvd_adaptive.run.rank_context import RankContext
+from hvd_adaptive.transport.horovod_world import HorovodWorld
 
 logger = logging.getLogger("hvd_adaptive")
 

@@ -10,8 +10,9 @@ import logging
 import os
 import zlib
 from collections import Counter
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from hvd_adaptive.compressor import GradientCompressor
 from hvd_adaptive.hooks.horovod.agreement import Agreement
 from hvd_adaptive.hooks.horovod.owner import (
     Owner,
@@ -24,9 +25,6 @@ from hvd_adaptive.hooks.horovod.unfinished import AbandonedSteps
 from hvd_adaptive.layout import Layout, Member, build_layout
 from hvd_adaptive.run.rank_context import RankContext
 from hvd_adaptive.transport.horovod_world import HorovodWorld, horovod
-
-if TYPE_CHECKING:
-    from hvd_adaptive.compressor import GradientCompressor
 
 logger = logging.getLogger("hvd_adaptive")
 

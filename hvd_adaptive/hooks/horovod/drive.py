@@ -14,29 +14,27 @@ import functools
 import logging
 import time
 import weakref
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
 
 import torch
 
 from hvd_adaptive.base.errors import RankMismatchError, given_up
 from hvd_adaptive.base.tensors import finished_on
+from hvd_adaptive.hooks.horovod.binding import Binding
 from hvd_adaptive.hooks.horovod.elastic import take_first_state
 from hvd_adaptive.hooks.horovod.placeholder import (
+    Placeholders,
     Reduction,
     StepsDiffer,
     check_reduced,
     disagreement,
 )
+from hvd_adaptive.hooks.horovod.served import Watch
 from hvd_adaptive.hooks.horovod.unfinished import JoinedStep
 from hvd_adaptive.layout import Layout, Member, build_layout
 from hvd_adaptive.run.driver import Drive, Road, Worker
 from hvd_adaptive.run.unordered import UnorderedStep
 from hvd_adaptive.transport.horovod_world import Abandoned
-
-if TYPE_CHECKING:
-    from hvd_adaptive.hooks.horovod.binding import Binding
-    from hvd_adaptive.hooks.horovod.placeholder import Placeholders
-    from hvd_adaptive.hooks.horovod.served import Watch
 
 logger = logging.getLogger("hvd_adaptive")
 

@@ -18,15 +18,13 @@ import io
 import logging
 import sys
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
+from hvd_adaptive.compressor import GradientCompressor
 from hvd_adaptive.hooks.horovod.agreement import tables_fitted
-
-if TYPE_CHECKING:
-    from hvd_adaptive.compressor import GradientCompressor
-    from hvd_adaptive.transport.horovod_world import HorovodWorld
+from hvd_adaptive.transport.horovod_world import HorovodWorld
 
 
 class _Handler:

@@ -5,18 +5,15 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
 from hvd_adaptive.base.tensors import wide_of
 from hvd_adaptive.coding.payload import OwnedBuffer
+from hvd_adaptive.run.rank_context import RankContext
 from hvd_adaptive.transport.collectives import AllGather, AllToAll, InFlight
-
-if TYPE_CHECKING:
-    from hvd_adaptive.run.rank_context import RankContext
-    from hvd_adaptive.transport.horovod_world import HorovodWorld
-
+from hvd_adaptive.transport.horovod_world import HorovodWorld
 
 # Substitutes, by kind, for collectives that a rank never sent. Horovod pairs them by name and
 # operation. If tensors then differ in dtype or shape, both end with an error, which is enough.
