@@ -183,9 +183,7 @@ def _plain(value: Any) -> Any:
 
 
 def begin_step(compressor: Changing) -> bool:
-    """Apply the changes by ``set`` and the schedule before a step's first gradient; return whether
-    any setting changed.
-    """
+    """Apply ``set`` and the schedule before a step begins; return whether a setting changed."""
     schedule, step = compressor.settings.schedule, compressor.step
     if schedule is not None and compressor._scheduled_at != step:
         compressor._scheduled_at = step

@@ -337,9 +337,7 @@ def _codec(scheme: Any, keywords: Mapping[str, Any], *dropped: str, **changes: A
 
 
 def check_compressor(name: str, value: Any, is_free: bool = False) -> GradientCompressor:
-    """Return ``value`` if it is a compressor, which serves nothing if ``is_free``; raise ValueError
-    otherwise.
-    """
+    """Return a compressor, one that serves nothing if ``is_free``; raise ValueError for others."""
     if isinstance(value, type) and issubclass(value, GradientCompressor):
         scheme = value.__name__
         raise ValueError(f"{name}={scheme}: is a class; give an instance, {name}={scheme}(...)")

@@ -84,9 +84,7 @@ class ApartFromHorovod(Connection):
         return self.compress(output)
 
     def reconnect(self) -> None:
-        """Connect the compressor again if it was closed; raise RuntimeError if it serves something
-        else.
-        """
+        """Connect the compressor again after ``close``; raise RuntimeError if it serves another."""
         if self.compressor._training.connection is None:
             self.compressor._training.connection = self
             self.rebind()  # settings may have changed meanwhile

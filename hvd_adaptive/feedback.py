@@ -117,9 +117,7 @@ class Residuals:
     def after(
         self, index: int, z: torch.Tensor, codec: Codec, payloads: Sequence[Payload]
     ) -> torch.Tensor:
-        """Return the group's residual after ``payloads``, of consecutive parts of ``z``, are
-        applied.
-        """
+        """Return the group's residual after ``payloads`` of consecutive parts of ``z``."""
         out = self._spare.pop(index, None)
         if out is None or out.device != z.device:
             out = torch.empty_like(z)

@@ -224,9 +224,7 @@ def _before_step(
 
 
 def _modules_of(model: Any, method: str) -> list[tuple[str, Any]]:
-    """Return the names and modules that FSDP2 has sharded, or raise ValueError; they have
-    ``method``.
-    """
+    """Return names and modules, with ``method``, that FSDP2 has sharded, or raise ValueError."""
     if not isinstance(model, nn.Module):
         raise ValueError(f"model: must be a torch.nn.Module, not {type(model).__name__}")
     try:

@@ -102,8 +102,7 @@ class Training:
         check_residuals(state)
 
     def load_state(self, state: Mapping[str, Any]) -> None:
-        """Load what ``state_dict`` returned, except for the instance, after ``check_state`` and the
-        codecs' tables."""
+        """Load what ``check_state`` accepted, except the instance, after the codecs' tables."""
         self.encodes, self.tensors = states.whole(state, "encodes"), _tensors_of(state)
         self.updates.load_state(state)
         if self.residuals is not None:
@@ -138,9 +137,7 @@ def running_horovod() -> Any:
 
 
 def rank_and_size() -> tuple[int, int]:
-    """Return this process's rank and the number of ranks in Horovod or torch.distributed, or (0, 0)
-    if neither is running.
-    """
+    """Return the rank and the number of ranks of Horovod or torch.distributed; (0, 0) without."""
     if (hvd := running_horovod()) is not None:
         return hvd.rank(), hvd.size()
     distributed = torch.distributed

@@ -255,7 +255,5 @@ EXCHANGES: dict[str, type[Exchange]] = {
 
 
 def name_of_exchange(settings: Settings, ranks: int) -> str:
-    """Return the exchange of these settings. Without ``exchange=`` nothing is measured: runs
-    repeat.
-    """
+    """Return the settings' exchange. Without ``exchange=`` nothing is measured: runs repeat."""
     return settings.exchange_name or ("allgather" if ranks <= FEW_RANKS else "scatter_reduce")

@@ -30,6 +30,7 @@ class Memory(Protocol):
         self, use: str, coordinates: int, dtype: torch.dtype, device: torch.device
     ) -> torch.Tensor:
         """Return memory for one use, 1-D."""
+        return torch.empty(coordinates, dtype=dtype, device=device)
 
     def result(
         self, index: int, coordinates: int, dtype: torch.dtype, device: torch.device
@@ -37,20 +38,11 @@ class Memory(Protocol):
         """Return memory for the average of group ``index``, 1-D. It may be the gradient's own, so
         call this only after the group's payloads are encoded.
         """
+        return self.buffer("result", coordinates, dtype, device)
 
 
-class NewMemory:
+class NewMemory(Memory):
     """Memory that is allocated at each call."""
-
-    def buffer(
-        self, use: str, coordinates: int, dtype: torch.dtype, device: torch.device
-    ) -> torch.Tensor:
-        return torch.empty(coordinates, dtype=dtype, device=device)
-
-    def result(
-        self, index: int, coordinates: int, dtype: torch.dtype, device: torch.device
-    ) -> torch.Tensor:
-        return torch.empty(coordinates, dtype=dtype, device=device)
 
 
 class RandomStream(NamedTuple):

@@ -83,9 +83,7 @@ class Fragments:
         }
 
     def loaded(self, parameters: Sequence[Parameter], state: Mapping[str, Any]) -> Fragments:
-        """Return these fragments as ``state_dict`` returned them; raise ValueError if it is of
-        others.
-        """
+        """Return what ``state_dict`` returned; raise ValueError if it is of other parameters."""
         numbers, of = states.entry(state, "numbers"), states.entry(state, "fragments")
         averaged = states.entry(state, "averaged")
         if not len(numbers) == len(of) == len(averaged) == len(parameters):

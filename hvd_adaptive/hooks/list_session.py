@@ -181,9 +181,7 @@ class ListSession(TensorSession):
         return [None if tensor is None else next(averages) for tensor in tensors]
 
     def _zeros(self, slot: int, device: torch.device) -> torch.Tensor | None:
-        """Return zeros if this rank lacks a tensor of the step, also if only a residual needs a
-        place.
-        """
+        """Return zeros if this rank lacks a tensor of the step, or a residual needs a place."""
         training = self.compressor._training
         kind = training.tensors[slot]
         if kind is None or not (self._present[slot] or training.residuals):

@@ -58,9 +58,7 @@ def agreed_settings(compressor: GradientCompressor) -> dict[str, str]:
 
 
 def differences(everyone: Sequence[Description], ranks: Sequence[int], advice: str = ADVICE) -> str:
-    """Return one sentence for each topic in which descriptions of ``ranks`` differ, then
-    ``advice``; "" if none does.
-    """
+    """Return a sentence for each topic in which ``ranks`` differ, then ``advice``; or ""."""
     topics = list(dict.fromkeys(topic for own in everyone for topic in own))
     sentences = []
     for topic in topics:

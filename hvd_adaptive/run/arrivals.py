@@ -90,9 +90,7 @@ class Arrivals:
         return f"{there} of {len(members)} gradients have arrived{without}"
 
     def arrive(self, slot: int, tensor: torch.Tensor, is_gradient: bool = True) -> None:
-        """Accept a member's gradient, which the average may replace if it is a parameter's
-        (``is_gradient``).
-        """
+        """Accept a gradient; its average may replace it if it is a parameter's, ``is_gradient``."""
         news = not self._any
         if not (self.on_cpu and tensor.is_cpu):
             if news or tensor.device != self.device:
@@ -192,9 +190,7 @@ class Arrivals:
         self.early.clear()
 
     def of(self, slot: int, gradient: torch.Tensor) -> torch.Tensor:
-        """Return the average of a member whose groups have all been delivered, but not written to
-        its memory.
-        """
+        """Return the average of a delivered member that was not written to its memory."""
         parts = [self.kept[group][piece.in_group] for group, piece in self._layout.pieces_of[slot]]
         whole = parts[0] if len(parts) == 1 else torch.cat(parts)
         result = whole.view(self._layout.members[slot].shape)

@@ -90,9 +90,7 @@ class Monitored:
         self._monitor.step(binding.compressor, number)
 
     def _stock(self, binding: Any, layout: Layout, device: torch.device) -> dict[str, float]:
-        """Return the seconds of stock exchanges, measured once with these ranks; the monitor keeps
-        them.
-        """
+        """Return the seconds of stock exchanges, measured once with these ranks, and kept."""
         monitor, world = binding.settings.monitor, binding.world
         ranks = world.generation, world.size
         seconds = monitor.stock(binding.compressor, ranks)

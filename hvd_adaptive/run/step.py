@@ -85,9 +85,7 @@ class Step(ABC):
         self._failed: dict[int, int] | None = None
 
     def release(self, factor: float) -> None:
-        """Launch complete groups from now on, and submit their second stages; ``factor`` scales
-        sums.
-        """
+        """Launch complete groups from now on, and second stages; ``factor`` scales sums."""
         with self.lock:
             self._hold, self._factor = False, factor
             if self._worker is None:
@@ -206,9 +204,7 @@ class Step(ABC):
 
     @property
     def parts(self) -> list[str]:
-        """Return labels of the parts that are sent, the same on every rank, once every dense
-        gradient is there.
-        """
+        """Return the parts that are sent, alike on all ranks once every dense gradient is there."""
         self.arrivals.read()
         return self.binding.exchange.parts_among(self._groups_here())
 
@@ -232,9 +228,7 @@ class Step(ABC):
         """Launch groups that are ready, within the bound on memory."""
 
     def _submit_second_stages(self) -> None:  # noqa: B027
-        """Submit second stages whose first stage has been received, without waiting, if ranks need
-        not submit in one order.
-        """
+        """Submit second stages, without waiting, where ranks need no common order."""
 
     @abstractmethod
     def _receive(self) -> None:

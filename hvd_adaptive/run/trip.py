@@ -190,9 +190,7 @@ class Trips:
         return self._exchange.quantized(self._layout.groups[index])
 
     def name(self, label: str, stage: int = 0) -> str:
-        """Return a collective's name, the same on all ranks; attempts differ, as they may be in
-        flight together.
-        """
+        """Return a collective's name on all ranks, in this attempt: several may be in flight."""
         of_stage = f".stage{stage}" if stage else ""
         return f"{self._name}.{label}{of_stage}{self._of_attempt}"
 

@@ -110,9 +110,7 @@ class AllGather(Collective):
 
 
 def copies_sent(ranks: int) -> int:
-    """Return the most copies of a rank's data that an allgather holds besides its result; see
-    ``World.sends_directly``.
-    """
+    """Return the most copies of a rank's data that an allgather holds besides its result."""
     return ranks - 1 if 1 < ranks <= MOST_DIRECT else 1
 
 

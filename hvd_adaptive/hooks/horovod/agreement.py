@@ -180,9 +180,7 @@ class Agreement:
         }
 
     def _submit_others(self, everyone: list[Description]) -> None:
-        """Submit placeholders for parameters that only other ranks have, as these ranks' optimizers
-        do.
-        """
+        """Submit placeholders of other ranks' parameters, as these ranks' optimizers do."""
         world, owner = self._world, self._owner
         optimizer = None if owner is None or owner.optimizer is None else owner.optimizer()
         if owner is None or optimizer is None:

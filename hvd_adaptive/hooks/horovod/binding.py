@@ -78,9 +78,7 @@ class Binding(RankContext):
     """
 
     def __init__(self, compressor: GradientCompressor, known: Binding | None = None) -> None:
-        """Bind ``compressor`` to the optimizer that calls it, in place of the binding that is
-        known.
-        """
+        """Bind ``compressor`` to the optimizer that calls it, in place of the ``known`` binding."""
         self.owner = _owner_of(compressor)
         self.has_optimizer = self.owner is not None and self.owner.optimizer is not None
         own, caller = compressor.settings.process_set, calling_process_set()
@@ -145,9 +143,7 @@ class Binding(RankContext):
         return self.build_layout(functools.partial(build_layout, self._members, by_name=by_name))
 
     def lay_out_by_name(self) -> Layout:
-        """Return the layout whose groups follow names: ranks register parameters differently. Slots
-        stay.
-        """
+        """Return a layout by names: ranks register parameters differently. Slots stay."""
         logger.warning(
             "ranks register the model's parameters in different orders: groups follow the "
             "parameters' names, so fewer of them can be sent during the backward pass"

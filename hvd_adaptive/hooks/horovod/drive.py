@@ -170,9 +170,7 @@ class HorovodDrive(Drive):
         yield from (self._exchange() if takes_part else self._sum_of_some())
 
     def _agree(self, reduced: torch.Tensor) -> Road:
-        """Read what ranks have compared; raise RankMismatchError, the same one on all ranks, or
-        ValueError.
-        """
+        """Read what ranks have compared; raise RankMismatchError on all of them, or ValueError."""
         world, own = self.binding.world, self.binding.agreement.own if self.named else None
         try:
             self.read = check_reduced(reduced, world.size, own=own)

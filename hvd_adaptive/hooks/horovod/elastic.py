@@ -88,8 +88,7 @@ class LocalStateHandler(_Handler):
         self.value.load_state_dict(copy.deepcopy(self._saved))
 
     def sync(self) -> None:
-        """Load the first rank's state on every rank, and connect to the ranks there are now. This
-        is a collective."""
+        """Load the first rank's state on every rank, and find the ranks anew; a collective."""
         import horovod.torch as hvd
 
         local = self.value

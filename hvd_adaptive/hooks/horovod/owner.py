@@ -132,8 +132,7 @@ def _holds(candidate: Any, compressor: Any) -> bool:
 
 
 def calling_frame(compressor: Any) -> FrameType | None:
-    """Return the frame of the nearest method of an optimizer that holds the compressor (10 us); the
-    optimizer is its "self"."""
+    """Return the frame of the nearest method of an optimizer that has the compressor (10 us)."""
     frame: FrameType | None = sys._getframe(1)
     while frame is not None and str(frame.f_globals.get("__name__")).startswith("hvd_adaptive."):
         frame = frame.f_back
@@ -147,8 +146,7 @@ def calling_frame(compressor: Any) -> FrameType | None:
 
 
 def calling_process_set() -> Any:
-    """Return the process set of the ``hvd.allreduce``, or a function like it, that calls compress;
-    None if none does."""
+    """Return the process set of the ``hvd.allreduce``, or the like, that calls; None without."""
     frame: FrameType | None = sys._getframe(1)
     for _ in range(3 * FRAMES):  # among them those of this package
         if frame is None:
