@@ -119,7 +119,7 @@ def compare(texts: list[str], labels: list[str], size: int, draws: int) -> None:
 
 def cell(method: Method, flat: torch.Tensor, size: int, draws: int) -> str:
     """Return "error (bits)" after a fit."""
-    codec = Method(method.name, {"bucket_size": size, **method.keywords}, "").scheme().parts.default
+    codec = Method(method.name, {"bucket_size": size, **method.keywords}).scheme().parts.default
     if hasattr(codec, "fit"):
         codec.fit(flat)
     keys = range(1 if codec.knows_errors else draws)
