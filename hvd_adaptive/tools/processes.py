@@ -65,11 +65,10 @@ class Job:
         self._output: IO[bytes] = (
             output.open("w+b") if output else tempfile.TemporaryFile()  # noqa: SIM115
         )
-        self.command, self.seconds = list(command), seconds
         self.deadline = time.monotonic() + seconds
         try:
             self.process = subprocess.Popen(
-                self.command,
+                list(command),
                 env={**variables, MARKS: marks},
                 cwd=folder,
                 stdin=subprocess.DEVNULL,

@@ -90,14 +90,13 @@ def cases(options: Options) -> dict[str, Any]:
         scheme = method.having(**shared).scheme()
         if device.type != "cpu" and scheme.parts.default.payloads.is_on_host(device):
             continue
-        if "fixed" in codings:
-            made[method.label] = scheme
         for coding in codings:
-            if coding == "fixed" or coding not in scheme.parts.default.codings:
-                continue
-            coded = method.having(coding=coding)
-            with contextlib.suppress(ValueError):  # tables that this coder does not code
-                made[coded.label] = coded.having(**shared).scheme()
+            if coding == "fixed":
+                made[method.label] = scheme
+            elif coding in scheme.parts.default.codings:
+                coded = method.having(coding=coding)
+                with contextlib.suppress(ValueError):  # tables that this coder does not code
+                    made[coded.label] = coded.having(**shared).scheme()
     return made
 
 

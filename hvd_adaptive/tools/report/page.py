@@ -178,14 +178,15 @@ def levels_figure(log: Log, part: str, number: int) -> str:
 
 def time_figure(log: Log) -> str:
     """Draw the seconds of a step: encoding, waiting, decoding, and the rest."""
-    names = {"encode": "encode_s", "wait": "exchange_s", "decode": "decode_s"}
-    rows = [{**r, "step_s": r["step_s"] or sum(r[n] for n in names.values())} for r in log.steps]
-    for row in rows:
-        row["rest"] = max(0.0, row["step_s"] - sum(row[name] for name in names.values()))
+    rows = [
+        record | {"rest": max(0.0, (record["step_s"] or 0.0) - sum(record[n] for n in SECONDS))}
+        for record in log.steps
+    ]
     axes = _axes()
     steps, _ = _series(rows, "rest")
-    parts = [_series(rows, name)[1] for name in [*names.values(), "rest"]]
-    labels, colours = [*names, "the rest of the step"], (BLUE, ORANGE, GREEN, GREY)
+    parts = [_series(rows, name)[1] for name in (*SECONDS, "rest")]
+    labels = ("encode", "wait", "decode", "the rest of the step")
+    colours = (BLUE, ORANGE, GREEN, GREY)
     axes.stackplot(steps, parts, labels=labels, colors=colours, lw=0)
     totals = sorted(map(sum, zip(*parts, strict=True)))
     # A first step that compiles must not flatten all others.

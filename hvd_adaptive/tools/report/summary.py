@@ -158,7 +158,7 @@ def parse_scheme(text: str) -> tuple[str, dict[str, Any]]:
     try:
         call = ast.parse(text, mode="eval").body
     except SyntaxError:
-        return text, {}
+        call = None
     if not isinstance(call, ast.Call):
         return text, {}
     settings: dict[str, Any] = {}
