@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from laboratory.gradients import gradients
+from laboratory.gradients import Drawn
 from laboratory.shapes import read_shapes
 from tqdm import tqdm
 
@@ -64,7 +64,7 @@ def _options() -> argparse.Namespace:
 
 
 def _flat(sizes: list[tuple[int, ...]], rank: int) -> torch.Tensor:
-    return torch.cat([tensor.flatten() for tensor in gradients(sizes, rank)[0]])
+    return torch.cat([tensor.flatten() for tensor in Drawn(sizes).gradients(rank, 0)])
 
 
 def _stages(method: Method, flat: list[torch.Tensor]) -> Iterator[dict[str, Any]]:

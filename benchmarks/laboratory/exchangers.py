@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from hvd_adaptive.ddp import CompressionState, compression_hook
-from hvd_adaptive.tools.bench.backward import FakeNetwork, Shapes, Still
+from hvd_adaptive.tools.bench.backward import FakeNetwork, Still
 from laboratory.methods import BFLOAT16, NOTHING, POWERSGD, Method
 from laboratory.sharded import ShardedNetwork
 
@@ -30,11 +30,11 @@ class Exchanger:
         network: Network,
         forward: Callable[[], torch.Tensor],
         optimizer: torch.optim.Optimizer,
-        report: Callable[[], dict[str, float]] = dict,
-        close: Callable[[], None] = lambda: None,
+        scheme: Any = None,
     ) -> None:
         self.network, self.forward, self.optimizer = network, forward, optimizer
-        self.report, self.close = report, close
+        self.report: Callable[[], dict[str, float]] = dict if scheme is None else scheme.report
+        self.close: Callable[[], object] = list if scheme is None else scheme.close
 
     def fill(self, variant: int) -> None:
         """Free the last gradients and make new ones, which is no part of an exchange."""
@@ -50,28 +50,13 @@ class Exchanger:
 def make_exchanger(ranks: Any, method: Method, network: Network) -> Exchanger:
     """Return the method on these ranks (one of ``RANKS``)."""
     still = Still(network.parameters(), lr=1.0)
-    forward, optimizer, scheme = ranks.prepare(method, network, still, network.named())
-    if scheme is None:
-        return Exchanger(network, forward, optimizer)
-    return Exchanger(network, forward, optimizer, scheme.report, scheme.close)
+    return Exchanger(network, *ranks.prepare(method, network, still, network.named()))
 
 
 def alone(network: Network) -> Exchanger:
     """Return the backward pass without any exchange."""
     forward = network.output if isinstance(network, ShardedNetwork) else network
     return Exchanger(network, forward, Still(network.parameters(), lr=1.0))
-
-
-def make_network(
-    backend: str,
-    shapes: Shapes,
-    memory: torch.Tensor,
-    variants: list[list[torch.Tensor]],
-    seconds: float,
-) -> Network:
-    """Return a network that the ranks of a backend can train."""
-    make = ShardedNetwork if backend == "fsdp" else FakeNetwork
-    return make(shapes, memory, variants, seconds)
 
 
 class Nothing:

@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 
@@ -37,34 +38,27 @@ def gradient(slot: int, shape: Sequence[int], rank: int, variant: int) -> torch.
     return mixed.mul_(_scale(slot))
 
 
-def gradients(shapes: Sequence[Sequence[int]], rank: int) -> list[list[torch.Tensor]]:
-    """Return this rank's gradients, [variant][slot]."""
-    return [
-        [gradient(slot, shape, rank, variant) for slot, shape in enumerate(shapes)]
-        for variant in range(VARIANTS)
-    ]
-
-
 class Drawn:
     """Draw the gradients of a model's shapes."""
 
     def __init__(self, shapes: Sequence[Sequence[int]]) -> None:
         self.shapes = shapes
 
-    def gradients(self, rank: int) -> list[list[torch.Tensor]]:
-        return gradients(self.shapes, rank)
-
-    def exact_mean(self, ranks: int, variant: int) -> list[torch.Tensor]:
-        """Return the mean of all ranks' gradients of each slot."""
-        return [exact_mean(slot, s, ranks, variant) for slot, s in enumerate(self.shapes)]
+    def gradients(self, rank: int, variant: int) -> list[torch.Tensor]:
+        """Return one rank's gradients of all slots."""
+        return [gradient(slot, shape, rank, variant) for slot, shape in enumerate(self.shapes)]
 
 
-def exact_mean(slot: int, shape: Sequence[int], ranks: int, variant: int) -> torch.Tensor:
-    """Return the mean of all ranks' gradients, summed in float64."""
-    total = torch.zeros(tuple(shape), dtype=torch.float64)
-    for rank in range(ranks):
-        total += gradient(slot, shape, rank, variant)
-    return total / ranks
+def exact_mean(source: Any, ranks: int, variant: int) -> list[torch.Tensor]:
+    """Return the mean of all ranks' gradients of each slot, summed in float64.
+
+    ``source`` is Drawn, or Trained (trained.py).
+    """
+    total = [gradient.double() for gradient in source.gradients(0, variant)]
+    for rank in range(1, ranks):
+        for slot, own in zip(total, source.gradients(rank, variant), strict=True):
+            slot += own
+    return [slot / ranks for slot in total]
 
 
 def _part(shape: Sequence[int], generator: torch.Generator) -> torch.Tensor:

@@ -27,12 +27,12 @@ def launch(
     Args:
         hosts: where it runs.
         plan: see worker.py. Its ``folder`` is emptied.
-        program: module that reads the plan, and writes rank-R.json as worker.py does.
+        program: module that reads the plan, and runs a ``Rank``.
         seconds: time limit. A launcher that does not end after a rank has failed, as horovodrun
             sometimes does not, is ended earlier.
 
     Returns:
-        {"ranks": what the ranks wrote}, and "error" if the launch ended badly.
+        {"ranks": what the ranks wrote (rank.py)}, and "error" if the launch ended badly.
     """
     folder = Path(plan["folder"])
     for old in folder.glob("rank-*"):

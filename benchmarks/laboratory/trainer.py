@@ -1,56 +1,37 @@
 """Train by the methods of a plan in turn, on each host of time_to_accuracy.py.
 
 ``python -m laboratory.trainer PLAN``; the plan is a JSON object with backend, ranks_per_host, task,
-seed, methods ({label: steps}), every and folder. Each rank r writes folder/rank-r.json after each
-method, as worker.py does: {"methods": {label: {"curve": [[step, seconds, quality], ...], "crc":
-checksum of the parameters}}, "now": the method at work}.
+seed, methods ({label: steps}), every and folder. Of each method rank.py writes {"curve": [[step,
+seconds, quality], ...], "crc": checksum of the parameters}.
 """
 
 from __future__ import annotations
 
-import json
-import os
-import sys
 import time
-import traceback
 import zlib
-from pathlib import Path
 from typing import Any
 
 import torch
 
-from laboratory.exchangers import RANKS
-from laboratory.files import write_json
-from laboratory.methods import Method, parse
+from laboratory.methods import Method
+from laboratory.rank import Rank, main
 from laboratory.tasks import TASKS
 
 UNTIMED = 3  # steps before the run, on a copy: connections are made, kernels are loaded
 
 
-class Trainer:
-    """Run as one rank of one launch."""
+class Trainer(Rank):
+    """Train a task's network."""
 
     def __init__(self, plan: dict[str, Any]) -> None:
-        self.plan, self.task = plan, TASKS[plan["task"]]
-        self.ranks = RANKS[plan["backend"]]()
+        super().__init__(plan)
+        self.task = TASKS[plan["task"]]
         self.data = self.task.data(plan["seed"], self.ranks.rank, self.ranks.size)
-        self.file = Path(plan["folder"]) / f"rank-{self.ranks.rank}.json"
-        self.found: dict[str, Any] = {"methods": {}, "now": None}
 
-    def run(self) -> None:
-        """Train by each method."""
-        for label, steps in self.plan["methods"].items():
-            (method,) = parse([label])
-            self._write(now=method.label)
-            try:
-                self._train(method, UNTIMED, UNTIMED)
-                self.found["methods"][method.label] = self._train(method, steps, self.plan["every"])
-            except Exception as error:
-                traceback.print_exc()
-                self._write(failed=f"{type(error).__name__}: {error}".splitlines()[0])
-                sys.stdout.flush()
-                os._exit(1)  # the others may wait in a collective: the launcher ends them
-        self._write(now=None)
+    def measure(self, method: Method) -> dict[str, Any]:
+        """Return the curve of a run."""
+        self._train(method, UNTIMED, UNTIMED)
+        return self._train(method, self.plan["methods"][method.label], self.plan["every"])
 
     def _train(self, method: Method, steps: int, every: int) -> dict[str, Any]:
         """Return the curve of a run. Tests are not timed; ranks wait for them."""
@@ -86,20 +67,6 @@ class Trainer:
         model.train()
         return quality
 
-    def _write(self, **news: Any) -> None:
-        self.found |= news
-        write_json(self.file, self.found)
-
-
-def main() -> None:
-    """Run the plan that the command line names."""
-    torch.set_num_threads(1)
-    plan = json.loads(Path(sys.argv[1]).read_text(encoding="utf-8"))
-    trainer = Trainer(plan)
-    trainer.run()
-    trainer.ranks.barrier()
-    trainer.ranks.close()
-
 
 if __name__ == "__main__":
-    main()
+    main(Trainer)

@@ -1,50 +1,44 @@
 """Time the methods of a plan in turn on each host, and write the figures.
 
 ``python -m laboratory.worker PLAN``; the plan is a JSON object with backend, ranks_per_host, model,
-trained, methods (labels), steps, warmup, backward_s and folder. Each rank r writes its figures to
-folder/rank-r.json after each method, so that the launcher knows in which method a launch ended.
+trained, methods (labels), steps, warmup, backward_s and folder, where rank.py writes the figures.
 """
 
 from __future__ import annotations
 
-import json
 import os
 import resource
 import statistics
-import sys
 import time
-import traceback
 import zlib
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from hvd_adaptive.tools.bench.backward import Shapes
-from laboratory.exchangers import RANKS, Exchanger, Network, alone, make_exchanger, make_network
-from laboratory.files import write_json
-from laboratory.gradients import VARIANTS, Drawn
+from hvd_adaptive.tools.bench.backward import FakeNetwork
+from laboratory.exchangers import Exchanger, Network, alone, make_exchanger
+from laboratory.gradients import VARIANTS, Drawn, exact_mean
 from laboratory.hosts import INTERFACE
-from laboratory.methods import Method, parse
+from laboratory.methods import Method
+from laboratory.rank import Rank, main
 from laboratory.shapes import read_shapes
+from laboratory.sharded import ShardedNetwork
 
 COUNTERS = Path(f"/sys/class/net/{INTERFACE}/statistics")
 REPORTED = ("wire_bytes", "payload_bytes", "encode_s", "exchange_s", "decode_s")
 BACKWARD_STEPS = 5
 
 
-class Worker:
-    """Run as one rank of one launch."""
+class Worker(Rank):
+    """Time exchanges of a model's gradients."""
 
     def __init__(self, plan: dict[str, Any]) -> None:
-        self.plan = plan
-        self.ranks = RANKS[plan["backend"]]()
-        self.shapes: Shapes = read_shapes(plan["model"])
-        self.file = Path(plan["folder"]) / f"rank-{self.ranks.rank}.json"
-        self.found: dict[str, Any] = {"methods": {}, "now": None}
+        super().__init__(plan)
+        self.shapes = read_shapes(plan["model"])
         sizes = [shape for _, shape in self.shapes]
         self.source = self._trained() if plan["trained"] else Drawn(sizes)
-        self.variants = self.source.gradients(self.ranks.rank)
+        self.variants = [self.source.gradients(self.ranks.rank, v) for v in range(VARIANTS)]
         self.memory = torch.zeros(sum(torch.Size(shape).numel() for shape in sizes))
 
     def _trained(self) -> Any:
@@ -59,22 +53,14 @@ class Worker:
         self.ranks.barrier()
         figures = [self._timed_step(exchanger, step) for step in range(BACKWARD_STEPS + 1)]
         self.found["backward_s"] = [figure["seconds"] for figure in figures[1:]]
-        for method in parse(self.plan["methods"]):
-            self._write(now=method.label)
-            try:
-                self.found["methods"][method.label] = self._measure(method)
-            except Exception as error:
-                traceback.print_exc()
-                self._write(failed=f"{type(error).__name__}: {error}".splitlines()[0])
-                sys.stdout.flush()
-                os._exit(1)  # the others may wait in a collective: the launcher ends them
-        self._write(now=None)
+        super().run()
 
     def _network(self) -> Network:
-        backend, seconds = self.plan["backend"], self.plan["backward_s"]
-        return make_network(backend, self.shapes, self.memory, self.variants, seconds)
+        make = ShardedNetwork if self.plan["backend"] == "fsdp" else FakeNetwork
+        return make(self.shapes, self.memory, self.variants, self.plan["backward_s"])
 
-    def _measure(self, method: Method) -> dict[str, Any]:
+    def measure(self, method: Method) -> dict[str, Any]:
+        """Return the figures of timed steps."""
         network = self._network()
         exchanger = make_exchanger(self.ranks, method, network)
         for step in range(self.plan["warmup"] if method.fits else min(2, self.plan["warmup"])):
@@ -111,16 +97,12 @@ class Worker:
         for average in averages:
             crc = zlib.crc32(average.numpy().data, crc)
         if self.ranks.rank == 0:
-            means = self.source.exact_mean(self.ranks.size, 0)
+            means = exact_mean(self.source, self.ranks.size, 0)
             for average, exact in zip(averages, means, strict=True):
                 error += float((average - exact).square().sum())
                 norm += float(exact.square().sum())
         self.ranks.barrier()
         return {"crc": crc} | ({"relative_error": error / norm} if norm else {})
-
-    def _write(self, **news: Any) -> None:
-        self.found |= news
-        write_json(self.file, self.found)
 
 
 def _traffic() -> dict[str, float]:
@@ -143,15 +125,5 @@ def _processor() -> dict[str, float]:
     }
 
 
-def main() -> None:
-    """Run the plan that the command line names."""
-    torch.set_num_threads(1)
-    plan = json.loads(Path(sys.argv[1]).read_text(encoding="utf-8"))
-    worker = Worker(plan)
-    worker.run()
-    worker.ranks.barrier()
-    worker.ranks.close()
-
-
 if __name__ == "__main__":
-    main()
+    main(Worker)

@@ -99,16 +99,17 @@ def test_gradients_of_a_trained_network(tmp_path, monkeypatch):
     trains, waits = (trained.Trained(tmp_path / "net.pt", first, list) for first in (True, False))
     names = [(name, tuple(p.shape)) for name, p in trains.network.named_parameters()]
     assert names == shapes.read_shapes(trained.MODEL)
-    own = [trains.gradients(0)[2], waits.gradients(1)[2]]
+    own = [trains.gradients(0, 2), waits.gradients(1, 2)]
     assert not torch.equal(own[0][0], own[1][0])
-    for mean, *parts in zip(trains.exact_mean(2, 2), *own, strict=True):
+    for mean, *parts in zip(gradients.exact_mean(trains, 2, 2), *own, strict=True):
         torch.testing.assert_close(mean, (parts[0].double() + parts[1].double()) / 2)
 
 
 def test_gradients_are_alike_but_not_equal():
     shape, ranks = (256, 1152), 4
     own = [gradients.gradient(5, shape, rank, 0).double() for rank in range(ranks)]
-    torch.testing.assert_close(gradients.exact_mean(5, shape, ranks, 0), sum(own) / ranks)
+    (*_, mean) = gradients.exact_mean(gradients.Drawn([(1,)] * 5 + [shape]), ranks, 0)
+    torch.testing.assert_close(mean, sum(own) / ranks)
     assert torch.equal(gradients.gradient(5, shape, 1, 0).double(), own[1])
     energy = float(own[0].square().sum())
     # The common part is what two ranks, or two steps of one rank, share.
@@ -127,7 +128,8 @@ def test_gradients_are_alike_but_not_equal():
 def test_a_fake_backward_pass_has_its_gradients_after_a_pause(kind):
     """Hooks of a network of single layers are called from the last to the first."""
     table = shapes.read_shapes("tiny")
-    variants = gradients.gradients([shape for _, shape in table], rank=0)
+    drawn = gradients.Drawn([shape for _, shape in table])
+    variants = [drawn.gradients(0, variant) for variant in range(gradients.VARIANTS)]
     network = kind(table, torch.zeros(shapes.SIZES["tiny"][1]), variants, seconds=0.05)
     fired = []
     for name, parameter in network.named():
