@@ -12,7 +12,6 @@ paired seeds, with its t interval. ``--keep`` continues where it stopped.
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import statistics
 import sys
@@ -26,7 +25,7 @@ import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
 from laboratory.curves import half
-from laboratory.files import write_json
+from laboratory.files import read_json, write_json
 from laboratory.tasks import TASKS
 from torch.nn.parallel import DistributedDataParallel
 from tqdm import tqdm
@@ -89,19 +88,14 @@ def worker(rank: int, store: str, args: argparse.Namespace, missing: list[tuple[
     """Train on this rank what is missing; the first one writes each result."""
     torch.set_num_threads(1)
     dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=RANKS)
-    found = _read(args.keep)
+    found = read_json(args.keep)
     for method, seed in tqdm(missing, disable=rank > 0):
         quality, sent = train(method, seed, args.steps)
         found[f"{method}/{seed}/{args.steps}"] = [quality, sent]
         if rank == 0:
-            write_json(Path(args.keep), found)
+            write_json(args.keep, found)
         dist.barrier()
     dist.destroy_process_group()
-
-
-def _read(file: str) -> dict[str, list[float]]:
-    path = Path(file)
-    return json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
 
 
 def show(found: dict[str, list[float]], args: argparse.Namespace) -> None:
@@ -129,11 +123,11 @@ def main() -> int:
     parser = script_parser(__doc__)
     parser.add_argument("--steps", type=whole(EVERY), default=119)
     parser.add_argument("--seeds", type=whole(1), default=5)
-    parser.add_argument("--keep", metavar="FILE", help="results, kept for another call")
+    parser.add_argument("--keep", type=Path, metavar="FILE", help="results, kept for another call")
     args = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
-        args.keep = args.keep or str(Path(folder) / "found.json")
-        found = _read(args.keep)
+        args.keep = args.keep or Path(folder, "found.json")
+        found = read_json(args.keep)
         missing = [
             (method, seed)
             for seed in range(args.seeds)
@@ -142,7 +136,7 @@ def main() -> int:
         ]
         if missing:
             mp.spawn(worker, (f"{folder}/store", args, missing), nprocs=RANKS)
-        show(_read(args.keep), args)
+        show(read_json(args.keep), args)
     return 0
 
 

@@ -89,13 +89,6 @@ def constants(args: argparse.Namespace, hosts: int) -> Machine:
     return worker.constants(args.schemes, hosts * args.ranks_per_host, args.launcher)
 
 
-def kept_in(args: argparse.Namespace, name: str) -> Path | None:
-    """The file of what was measured under a name."""
-    if args.keep is None:
-        return None
-    return Path(args.keep) / f"{name}-{args.launcher}-{args.model}-{args.ranks_per_host}.json"
-
-
 def predictions(
     args: argparse.Namespace, machine: Machine, hosts: int, rate: str
 ) -> dict[str, Forecast]:
@@ -108,13 +101,11 @@ def predictions(
         latency=LATENCY,
         cores=len(os.sched_getaffinity(0)) / hosts,
     )
-    return {f"{args.launcher}/{_text(p)}": p for p in predict(job, machine)}
-
-
-def _text(prediction: Forecast) -> str:
-    """The method with its exchange, as the laboratory reads it."""
-    (method,) = read(prediction.method)
-    return method.having(exchange=prediction.exchange).label
+    found = {}
+    for one in predict(job, machine):
+        (method,) = read(one.method)
+        found[f"{args.launcher}/{method.having(exchange=one.exchange).label}"] = one
+    return found
 
 
 def compare(
@@ -124,7 +115,8 @@ def compare(
     tell(f"{hosts} hosts at {rate}")
     expected = predictions(args, machine, hosts, rate)
     settings = Settings(args.model, args.steps, args.rounds, ranks_per_host=args.ranks_per_host)
-    path = kept_in(args, f"laboratory-{hosts}-{rate}")
+    name = f"laboratory-{hosts}-{rate}-{args.launcher}-{args.model}-{args.ranks_per_host}.json"
+    path = args.keep / name if args.keep else None
     rows = []
     for label, found in measured(path, list(expected), hosts, rate, settings).items():
         if found["trouble"]:
@@ -140,15 +132,11 @@ def compare(
                 "wire_s": own.wire_s,
                 "processor_s": own.codec_s + own.calls_s,
                 "sent": found["sent"],
-                "predicted_sent": leaves(own, args.ranks_per_host),
+                # None if a host's ranks also send to each other.
+                "predicted_sent": own.sent if args.ranks_per_host == 1 else None,
             }
         )
     return rows
-
-
-def leaves(own: Forecast, per_host: int) -> float | None:
-    """Bytes that a host sends; None if its ranks also send to each other."""
-    return own.sent if per_host == 1 else None
 
 
 def within(row: dict[str, Any]) -> bool:

@@ -16,7 +16,6 @@ Folder curves has such runs of --task characters; --output-dir benchmarks/curves
 from __future__ import annotations
 
 import argparse
-import json
 import statistics
 import sys
 from pathlib import Path
@@ -24,7 +23,7 @@ from typing import Any
 
 from laboratory import curves
 from laboratory import methods as asked
-from laboratory.files import write_json
+from laboratory.files import read_json, write_json
 from laboratory.hosts import FOLDER, Hosts, LaboratoryError
 from laboratory.launch import check_programs, launch
 from laboratory.methods import Method
@@ -137,8 +136,8 @@ def _name(args: argparse.Namespace, rate: str, steps: int) -> str:
 
 def read(path: Path) -> Kept:
     """Return the curves of a file, none if there is no such file."""
-    found = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
-    return {label: {int(s): c for s, c in own.items()} for label, own in found.items()}
+    found = read_json(path).items()
+    return {label: {int(seed): curve for seed, curve in own.items()} for label, own in found}
 
 
 def made(
