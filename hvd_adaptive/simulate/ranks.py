@@ -130,8 +130,7 @@ class Ranks:
         for rank, residuals in enumerate(self.residuals):
             residuals.lay_out(self.layout, rank, self.workers)
         self.coordinates = sum(group.coordinates for group in self.layout.groups)
-        own = ([flat[rank] for flat in self.flats] for rank in range(self.workers))
-        self._gradients = list(map(RankGradients, own))
+        self._gradients = [RankGradients(self.flats, rank) for rank in range(self.workers)]
         self._missing: list[set[int]] = [set() for _ in range(self.workers)]
         self.payload_bytes, self.relative_error = 0, 0.0
 

@@ -11,21 +11,21 @@ from hvd_adaptive.transport.collectives import Collective
 
 
 class RankGradients:
-    """Gradients of one rank, by group, copies of the ``averages`` that were delivered, and memory
-    that every group reuses (``run.trip.Gradients``).
+    """Gradients of one rank, rows of ``flats``, copies of the ``averages`` that were delivered, and
+    memory that every group reuses (``run.trip.Gradients``).
 
     In training, another group may be encoded or decoded in this memory while a collective is in
     progress. Therefore ``take_back`` overwrites it each time: a late read yields NaN.
     """
 
-    def __init__(self, flats: Sequence[torch.Tensor]) -> None:
-        self._flats = flats
+    def __init__(self, flats: Sequence[torch.Tensor], rank: int) -> None:
+        self._flats, self._rank = flats, rank
         self._buffers: dict[tuple[str, torch.dtype, torch.device], torch.Tensor] = {}
         self.averages: dict[int, torch.Tensor] = {}
 
     def gather(self, index: int, changed: bool) -> torch.Tensor:
         """Return a copy of a group."""
-        own = self._flats[index]
+        own = self._flats[index][self._rank]
         return self.buffer("gradients", own.numel(), own.dtype, own.device).copy_(own)
 
     def buffer(

@@ -97,7 +97,7 @@ def _share(all_ranks: list[Ranks]) -> list[Ranks]:
     """Let ranks with equal layouts share buffers; return the ranks whose buffers must be filled."""
     first: dict[int, Ranks] = {}
     for ranks in all_ranks:
-        ranks.flats = first.setdefault(ranks.layout.fingerprint, ranks).flats
+        ranks.flats[:] = first.setdefault(ranks.layout.fingerprint, ranks).flats
     return list(first.values())
 
 

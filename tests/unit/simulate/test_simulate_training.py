@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import nn
 
-from hvd_adaptive import ALQ, QSGD, simulate
+from hvd_adaptive import ALQ, AMQ, QSGD, simulate
 
 INPUTS = torch.randn(90, 12, generator=torch.Generator().manual_seed(3))
 TARGETS = INPUTS[:, :4].argmax(1)
@@ -35,9 +35,11 @@ def run(**keywords) -> tuple[simulate.Result, nn.Module]:
     return simulate.train(model, **usual | keywords), model
 
 
+LEAST = {"bits": 3, "bucket_size": 100, "min_numel": 100}
+
+
 def alq(**keywords) -> ALQ:
-    usual = {"bits": 3, "bucket_size": 100, "min_numel": 100, "update_steps": [0, 3]}
-    return ALQ(**usual | keywords)
+    return ALQ(**LEAST | {"update_steps": [0, 3]} | keywords)
 
 
 def test_records_of_a_run():
@@ -155,6 +157,7 @@ def test_variance_on_the_trajectory_of_sgd():
     fixed = {"symmetric": True, "norm": "linf", "min_numel": 100}
     schemes = {
         "ALQ": alq(update_steps=[0, 4]),
+        "AMQ": AMQ(**LEAST, update_steps=[0, 4]),  # whose layout is the same
         "QSGDinf": QSGD(bits=3, bucket_size=100, **fixed),
         "coarse": QSGD(bits=2, bucket_size=50, min_numel=100),
     }
@@ -174,8 +177,8 @@ def test_variance_on_the_trajectory_of_sgd():
     assert [(row["step"], row["method"]) for row in records.rows] == [
         (step, method) for step in (0, 5) for method in ("SGD", "SuperSGD", *schemes)
     ]
-    versions = [schemes[name].parts.default.table_version for name in ("ALQ", "QSGDinf")]
-    assert versions == [2, 0]
+    versions = [scheme.parts.default.table_version for scheme in schemes.values()]
+    assert versions == [2, 2, 0, 0]
     keywords = {"optimizer": sgd, "steps": 6, "workers": 1, "progress": False}
     simulate.train(plain, lambda rank, step: batches(0, step), **keywords)
     assert all(map(torch.equal, plain.parameters(), model.parameters()))
@@ -184,7 +187,7 @@ def test_variance_on_the_trajectory_of_sgd():
     assert by_name[0, "QSGDinf"]["estimator"] == pytest.approx(expected.estimator, rel=1e-12)
     for step in (0, 5):
         excess = [by_name[step, name]["excess"] for name in schemes]
-        assert max(excess[:2]) < excess[2]
+        assert max(excess[:3]) < excess[3]
         sgd_row, average = by_name[step, "SGD"], by_name[step, "SuperSGD"]
         assert sgd_row["estimator"] == pytest.approx(3 * average["estimator"])
         assert sgd_row["excess"] == average["excess"] == 0
