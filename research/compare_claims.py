@@ -52,6 +52,15 @@ def close_to(scores: Scores, own: str, other: str, where: str) -> Claim | None:
     return Claim(claim, f"Points ahead: {Interval.of(ahead)}.", (Comparison(ahead, -CLOSE),))
 
 
+def less_accurate(scores: Scores, own: str, other: str, where: str) -> Claim | None:
+    """A method is behind another one."""
+    if own not in scores or other not in scores:
+        return None
+    behind = scores.ahead(other, own)
+    text = f"{own} is less accurate than {other} {where}"
+    return Claim(text, f"By {Interval.of(behind)} points.", (Comparison(behind),))
+
+
 def all_pairs(
     text: str,
     value: Callable[[str], np.ndarray],

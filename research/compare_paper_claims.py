@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 import numpy as np
-from compare_claims import close_to
+from compare_claims import close_to, less_accurate
 from compare_fits import histories_of
 from compare_papers import NUQSGD_TRIO
 from compare_scores import OnTrajectory, Scores
@@ -27,7 +27,7 @@ def check_qsgd(scores: Mapping[str, Scores]) -> list[Claim]:
         for bits in (8, 4):
             claims.append(close_to(each, f"QSGDinf-{bits}bit-512", "SuperSGD", title))
         for method in ("QSGDinf-4bit-8192", "QSGDinf-2bit-64"):
-            claims.append(_less_accurate(each, method, "SuperSGD", title))
+            claims.append(less_accurate(each, method, "SuperSGD", f"on {title}"))
     return [claim for claim in claims if claim is not None]
 
 
@@ -47,11 +47,11 @@ def check_nuqsgd(scores: Mapping[str, Scores], on_path: Mapping[str, OnTrajector
                     f"Lower by {Interval.of(gain)}.",
                     (Comparison(gain),),
                 ),
-                _less_accurate(each, qsgd, better, title),
+                less_accurate(each, qsgd, better, f"on {title}"),
             ]
         claims += [
             close_to(each, nuqsgd, qsgdinf, title),
-            _less_accurate(each, qsgd, "SGD", title),
+            less_accurate(each, qsgd, "SGD", f"on {title}"),
             close_to(each, nuqsgd, "SGD", title),
         ]
     for task, path in on_path.items():
@@ -86,14 +86,6 @@ def _on_trajectory(title: str, path: OnTrajectory) -> list[Claim]:
             (Comparison(change, -25.0), Comparison(-change, -25.0)),
         ),
     ]
-
-
-def _less_accurate(scores: Scores, own: str, other: str, where: str) -> Claim | None:
-    if own not in scores or other not in scores:
-        return None
-    behind = scores.ahead(other, own)
-    text = f"{own} is less accurate than {other} on {where}"
-    return Claim(text, f"By {Interval.of(behind)} points.", (Comparison(behind),))
 
 
 def check_fits(records: Sequence[Records]) -> list[Claim]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from compare_claims import CLOSE, close_to
+from compare_claims import CLOSE, close_to, less_accurate
 from compare_methods import ADAPTIVE, FIXED
 from compare_scores import Scores
 from compare_studies import LARGE, SMALL, SWEEP_TASK, Sweep
@@ -91,11 +91,8 @@ def _best_everywhere(by_value: BY_VALUE, told: str) -> Claim | None:
 
 def _behind(own: str, other: str, by_value: BY_VALUE, value: int, where: str) -> Claim | None:
     scores = by_value.get(value)
-    if scores is None or not {own, other} <= set(scores.outcomes):
-        return None
-    behind = scores.ahead(other, own)
-    text = f"{own} is less accurate than {other} at {where} ({_title()})"
-    return Claim(text, f"By {Interval.of(behind)} points.", (Comparison(behind),))
+    text = f"at {where} ({_title()})"
+    return None if scores is None else less_accurate(scores, own, other, text)
 
 
 def _near(own: str, other: str, by_value: BY_VALUE, value: int, where: str) -> Claim | None:

@@ -17,6 +17,7 @@ import logging
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from compare_tables import markdown
@@ -66,7 +67,10 @@ class Outcome:
 
 
 def trained(
-    args: argparse.Namespace, seed: int, make: Callable[[], GradientCompressor] | None
+    args: argparse.Namespace,
+    seed: int,
+    make: Callable[[], GradientCompressor] | None,
+    schedule: Callable[[torch.optim.Optimizer], Any] | None = None,
 ) -> Outcome:
     """One run; ``make`` is None for float32."""
     torch.manual_seed(seed)
@@ -82,6 +86,7 @@ def trained(
             steps=args.steps,
             batch_size=args.batch_size,
             seed=seed,
+            schedule=schedule,
             validation=validation,
             progress=False,
         ).rows

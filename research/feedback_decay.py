@@ -19,13 +19,8 @@ from typing import Any
 import feedback
 import torch
 from compare_tables import markdown
-from compare_tasks import digits
-from torch import nn
 from tqdm import tqdm
 from verdicts import Interval
-
-from hvd_adaptive import simulate
-from hvd_adaptive.compressor import GradientCompressor
 
 SCHEMES = ("OneBitSGD()", "SignSGD()", "SparseSGD(density=0.1)", "SparseSGD(density=0.01)")
 FALLS_AFTER = 2 / 3  # of the steps
@@ -62,28 +57,11 @@ class Rate:
 
 def trained(args: argparse.Namespace, seed: int, scheme: str, rescales: bool) -> feedback.Outcome:
     """One run."""
-    torch.manual_seed(seed)
-    model = nn.Sequential(nn.Flatten(), nn.Linear(64, 128), nn.ReLU(), nn.Linear(128, 10))
-    training, validation = digits()
     rate = Rate(args.rate, round(FALLS_AFTER * args.steps))
-    make: Any = functools.partial(feedback.SCHEMES[scheme], bucket_size=args.bucket_size)
-    scaler = {"grad_scaler": rate} if rescales else {}
-    compressor: GradientCompressor = make(exchange="allgather", error_feedback="auto", **scaler)
-    rows = simulate.train(
-        model,
-        training,
-        optimizer=lambda parameters: torch.optim.SGD(parameters, args.rate),
-        compressor=compressor,
-        workers=args.workers,
-        steps=args.steps,
-        batch_size=args.batch_size,
-        seed=seed,
-        schedule=rate.schedule,
-        validation=validation,
-        progress=False,
-    ).rows
-    last = [row["loss"] for row in rows[-max(1, args.steps // 10) :]]
-    return feedback.Outcome(sum(last) / len(last), 100 * rows[-1]["validation_accuracy"])
+    own: dict[str, Any] = {"bucket_size": args.bucket_size, "exchange": "allgather"}
+    own |= {"error_feedback": "auto"} | ({"grad_scaler": rate} if rescales else {})
+    make = functools.partial(feedback.SCHEMES[scheme], **own)
+    return feedback.trained(args, seed, make, rate.schedule)
 
 
 def main() -> None:

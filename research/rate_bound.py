@@ -8,6 +8,7 @@ from collections.abc import Callable
 
 import numpy as np
 import torch
+from compare_tables import table
 from verdicts import Claim, Comparison
 
 from hvd_adaptive import ECDQ
@@ -75,15 +76,14 @@ def measure() -> Records:
 def section(records: Records) -> list[str | list[Claim]]:
     """Parts of the page: a row for each step, a column of bits for each law."""
     laws = list(dict.fromkeys(records.column("law")))
-    lines = [["δ", "δ²/12", "measured error", *laws, "bound", "bound, dither not known"]]
-    lines.append(["---"] * len(lines[0]))
+    head = ["δ", "δ²/12", "measured error", *laws, "bound", "bound, dither not known"]
+    lines = []
     for delta in records.settings["deltas"]:
         of_law = [_mean(records, law, delta) for law in laws]
         errors = ", ".join(f"{mean['error']:.3g}" for mean in of_law)
         bits = [f"{mean['bits']:.3f}" for mean in of_law]
         bounds = [f"{of_law[0][name]:.3f}" for name in ("bound", "blind")]
         lines.append([f"{delta:g}", f"{delta**2 / 12:.3g}", errors, *bits, *bounds])
-    table = "\n".join("| " + " | ".join(line) + " |" for line in lines)
     comparisons, most = [], 0.0
     for law, delta in itertools.product(laws, records.settings["deltas"]):
         excess = [row["bits"] / row["bound"] - 1 for row in _rows(records, law, delta)]
@@ -97,7 +97,7 @@ def section(records: Records) -> list[str | list[Claim]]:
         f"Values are means of {DRAWS} draws of the coordinates. The bound, for any law, is "
         "½ log2(2πe (1/δ² + 1/12)): ideal codes that know the dither. "
         "For codes that do not, 1/12 becomes 1/3.",
-        table,
+        table(head, lines),
         [
             Claim(
                 f"bits stay within {100 * EXCESS:g} % of the bound, or below it, for every law and "
