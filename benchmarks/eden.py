@@ -26,14 +26,13 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 import numpy as np
 import torch
 from fresh_laws import lenet_gradients
-from rich.console import Console
-from rich.table import Table
 from tqdm import tqdm
 
 from hvd_adaptive import ALQ, ECDQ, EDEN, QSGD
 from hvd_adaptive.coding.payload import SIZE
 from hvd_adaptive.compressor import GradientCompressor
 from hvd_adaptive.tools.methods import Method, parse
+from hvd_adaptive.tools.output import print_table
 
 COORDINATES, STEPS, KEPT = 1 << 19, (0, 50, 600), (1, 2, 4, 8, 32)
 MARGIN, ONE_BIT = 1.03, 0.58
@@ -108,13 +107,13 @@ COMPARED = ("normal", "laplace", "student3", "student1.5", "lognormal2", "1%-non
 
 def compare(texts: list[str], labels: list[str], size: int, draws: int) -> None:
     """Print the error and the bits of methods (rows) for laws (columns)."""
-    table = Table("method", *labels, title="relative error (bits of a coordinate)")
-    table.columns[0].no_wrap = True
     samplers = laws(size)
     flats = [torch.from_numpy(samplers[label]()).float() for label in labels]
-    for method in tqdm(parse(texts)):
-        table.add_row(method.label, *(cell(method, flat, size, draws) for flat in flats))
-    Console(width=150).print(table)
+    rows = [
+        (method.label, *(cell(method, flat, size, draws) for flat in flats))
+        for method in tqdm(parse(texts))
+    ]
+    print_table(("method", *labels), rows, title="relative error (bits of a coordinate)")
 
 
 def cell(method: Method, flat: torch.Tensor, size: int, draws: int) -> str:
@@ -163,9 +162,7 @@ def main() -> None:
     size = args.bucket or 4096
     found = laws(size)
     chosen = list(found) if args.laws is None else args.laws.split(",")
-    table = Table("law", "bits", *COLUMNS, "Lloyd-Max", "4^-bits", title="relative error")
-    table.columns[0].no_wrap = True
-    ratios, one_bit = [0.0], [0.0]
+    rows, ratios, one_bit = [], [0.0], [0.0]
     with tqdm(total=len(chosen) * len(args.bits)) as progress:
         for law in chosen:
             flat = torch.from_numpy(found[law]()).float()
@@ -176,12 +173,12 @@ def main() -> None:
                 ratios.append(errors["EDEN"] / best)
                 one_bit += [errors["EDEN"]] * (bits == 1)
                 cells = [f"{errors[c]:.3g}" if c in errors else "-" for c in COLUMNS]
-                table.add_row(law, str(bits), *cells, f"{best:.3g}", f"{4.0**-bits:.2g}")
+                rows.append((law, str(bits), *cells, f"{best:.3g}", f"{4.0**-bits:.2g}"))
                 progress.update()
-    console = Console(width=110)
-    console.print(table)
-    console.print(f"EDEN's error over Lloyd-Max's: at most {max(ratios):.3f} (bar {MARGIN})")
-    console.print(f"EDEN's error at 1 bit: at most {max(one_bit):.3f} (bar {ONE_BIT})")
+    headings = ("law", "bits", *COLUMNS, "Lloyd-Max", "4^-bits")
+    print_table(headings, rows, title="relative error")
+    print(f"EDEN's error over Lloyd-Max's: at most {max(ratios):.3f} (bar {MARGIN})")
+    print(f"EDEN's error at 1 bit: at most {max(one_bit):.3f} (bar {ONE_BIT})")
     sys.exit(max(ratios) > MARGIN or max(one_bit) > ONE_BIT)
 
 

@@ -28,11 +28,10 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 import numpy as np
 import torch
 from fresh_laws import LAWS, Fresh
-from rich.console import Console
-from rich.table import Table
 from tqdm import tqdm
 
 from hvd_adaptive import ALQ, AMQ, NUQSGD, QSGD
+from hvd_adaptive.tools.output import print_table
 
 SIZES, COUNTS, BITS = (128, 512, 8192), (20, 80, 500), (2, 3, 4, 5, 6, 7, 8)
 COORDINATES, LEAST_BUCKETS = 1 << 21, 600
@@ -149,18 +148,15 @@ def main() -> None:
                 rows += rows_of(Sample(law, size, count, norm), fresh, args)
                 progress.update()
     rows.sort(key=lambda row: -row.ratio)
-    table = Table(*HEADINGS, title="error on fresh data")
-    for row in rows if args.all else rows[:20]:
-        table.add_row(*row.cells())
-    console = Console(width=120)
-    console.print(table)
+    shown = [row.cells() for row in (rows if args.all else rows[:20])]
+    print_table(HEADINGS, shown, title="error on fresh data")
     over = sum(row.ratio > MARGIN for row in rows)
     mean = np.exp(np.mean([np.log(row.ratio) for row in rows]))
-    console.print(f"{len(rows)} cases, {over} above {MARGIN}; geometric mean {mean:.3f}")
+    print(f"{len(rows)} cases, {over} above {MARGIN}; geometric mean {mean:.3f}")
     for law in args.laws.split(","):
         of_law = [row for row in rows if row.sample.law == law]
-        console.print(f"{law}: largest ratio {of_law[0].ratio:.3f}")
-    console.print(f"largest ratio of all: {rows[0].ratio:.3f} (s.e. {rows[0].deviation:.3f})")
+        print(f"{law}: largest ratio {of_law[0].ratio:.3f}")
+    print(f"largest ratio of all: {rows[0].ratio:.3f} (s.e. {rows[0].deviation:.3f})")
 
 
 if __name__ == "__main__":

@@ -140,10 +140,8 @@ class Ranks:
         """
         new = Ranks(self._by_name.items(), self.compressor, self.workers)
         if self.residuals and new.residuals:
-            kept = [residuals.state_dict() for residuals in self.residuals]
-            new.residuals = [r.loaded(k) for r, k in zip(new.residuals, kept, strict=True)]
-            for rank, residuals in enumerate(new.residuals):
-                residuals.lay_out(new.layout, rank, self.workers)
+            pairs = zip(new.residuals, self.residuals, strict=True)
+            new.residuals = [own.loaded(old.state_dict()) for own, old in pairs]
         return new
 
     def take(self, rank: int) -> None:
@@ -200,19 +198,16 @@ class Ranks:
             self.payload_bytes = sum(f[0].numel() * f.element_size() for f in self.flats)
             if self.workers == 1:
                 return
-        error = norm = 0.0
-        results = []
-        meters = [StepMeter() for _ in range(self.workers)]
-        everyone = []
+        meters, everyone = [StepMeter() for _ in range(self.workers)], list[Trips]()
         if self.compressor is not None:
             everyone = [self._trips(rank, step, meter) for rank, meter in enumerate(meters)]
+        error, norm, results = 0.0, 0.0, list[torch.Tensor]()
         for index, flat in enumerate(self.flats):
             exact = _mean(flat)
             result = self._exchanged(index, everyone) if everyone else exact
             results.append(result)
-            apart, wide = result.double() - exact.double(), exact.double()
-            error += float(apart.square().sum())
-            norm += float(wide.square().sum())
+            error += float((result.double() - exact.double()).square().sum())
+            norm += float(exact.double().square().sum())
         self.relative_error = error / norm if norm else 0.0
         if self.residuals:
             _agree(everyone, self.residuals, meters)
