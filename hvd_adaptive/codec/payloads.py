@@ -203,15 +203,30 @@ class Payloads:
         own: bool = False,
     ) -> None:
         """Set ``out`` (float32, 1-D) to factor * (out + the payloads' values, added in order); see
-        ``Quantizer.decode_bodies``, or ``decode_own_bodies`` if they are ``own``.
+        ``Quantizer.decode_bodies``, or ``decode_own_bodies`` if they are ``own``. Coded bodies are
+        expanded one at a time, so that memory does not grow with the ranks.
         """
         if not out.is_cpu and self.is_on_host(out.device):
             copy = out.cpu() if add else torch.empty(out.shape, dtype=out.dtype, device="cpu")
             self.add([payload.to(copy.device) for payload in opened], factor, copy, add)
             out.copy_(copy)
             return
+        bodies, keys = [], []
+        for payload in opened:
+            if payload.runs is not None or payload.header.coding != "fixed":
+                self._add_expanded(opened, factor, out, add)
+                return
+            bodies.append(payload.body)
+            keys.append(payload.header.key)
+        decode = self.quantizer.decode_own_bodies if own else self.quantizer.decode_bodies
+        decode(bodies, keys, factor, out, add)
+
+    def _add_expanded(
+        self, opened: Sequence[Payload], factor: float, out: torch.Tensor, add: bool
+    ) -> None:
+        """Do as ``add``, for payloads that leave zeros out or are coded."""
         if all(payload.runs is None for payload in opened):
-            self._add_bodies(opened, factor, out, add, own)
+            self._add_bodies(opened, factor, out, add)
             return
         for payloads_alike, zeros in alike(opened):
             if zeros is None:
@@ -246,28 +261,20 @@ class Payloads:
         full *= factor
 
     def _add_bodies(
-        self,
-        opened: Sequence[Payload],
-        factor: float,
-        out: torch.Tensor,
-        add: bool,
-        own: bool = False,
+        self, opened: Sequence[Payload], factor: float, out: torch.Tensor, add: bool
     ) -> None:
-        """Do as ``add``, for the coordinates of the bodies. If some are coded, they are decoded one
-        at a time, so that memory does not grow with the ranks.
-        """
-        decode = self.quantizer.decode_own_bodies if own else self.quantizer.decode_bodies
+        """Do as ``add``, for the coordinates of the bodies."""
         if all(p.header.coding == "fixed" for p in opened):
-            decode([p.body for p in opened], [p.header.key for p in opened], factor, out, add)
+            bodies, keys = [p.body for p in opened], [p.header.key for p in opened]
+            self.quantizer.decode_bodies(bodies, keys, factor, out, add)
             return
-        for payload in opened:
+        for number, payload in enumerate(opened, 1):
             body = payload.body
             if payload.header.coding != "fixed":
                 body = self.quantizer.fixed_body(body, out.numel())
-            decode([body], [payload.header.key], 1.0, out, add)
-            add = True
-        if factor != 1.0:
-            out *= factor
+            last = number == len(opened)
+            key, adding = payload.header.key, add or number > 1
+            self.quantizer.decode_bodies([body], [key], factor if last else 1.0, out, adding)
 
     # Measures of a payload's error ----------------------------------------------------------------
 

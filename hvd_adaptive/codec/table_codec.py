@@ -33,6 +33,7 @@ class TableCodec(Codec):
         self._table, self.has_zero = table, not table.symmetric
         super().__init__(settings)
         self._coder = table, self._coder_of(table)
+        self._state: tuple[LevelTable | None, tuple[int, int, int]] = None, (0, 0, 0)
 
     @property
     def table(self) -> LevelTable:
@@ -60,6 +61,12 @@ class TableCodec(Codec):
         return zlib.crc32(self.coder.fingerprint.to_bytes(4, "little"), table)
 
     @property
+    def table_state(self) -> tuple[int, int, int]:
+        if self._state[0] is not self._table:
+            self._state = self._table, super().table_state
+        return self._state[1]
+
+    @property
     def coder(self) -> Coder | None:
         if self._coder[0] is not self._table:
             self._coder = self._table, self._coder_of(self._table)
@@ -79,9 +86,18 @@ class TableCodec(Codec):
         return 4 * (self._buckets(coordinates) + self._table.kernel.packing.words(coordinates))
 
     def encode_body(self, flat: torch.Tensor, body: torch.Tensor, key: int) -> None:
-        (scales, words), bucket = self._split(body, flat.numel()), self._bucket(flat.numel())
-        encode, table = kernels.for_device(flat.device).encode, self._table.kernel
-        encode(flat, scales, words, bucket, self.norm, table, key, self.settings.clip)
+        settings, count = self.settings, flat.numel()
+        at = 4 * -(-count // settings.bucket_size)
+        kernels.for_device(flat.device).encode(
+            flat,
+            body[:at].view(torch.float32),
+            body[at:].view(torch.int32),
+            max(1, min(settings.bucket_size, count)),
+            self.norm,
+            self._table.kernel,
+            key,
+            settings.clip,
+        )
 
     def decode_bodies(
         self,
@@ -91,18 +107,17 @@ class TableCodec(Codec):
         out: torch.Tensor,
         add: bool = True,
     ) -> None:
-        pairs = [self._split(body, out.numel()) for body in bodies]
+        size, count, pairs = self.settings.bucket_size, out.numel(), []
+        at, bucket = 4 * -(-count // size), max(1, min(size, count))
+        for body in bodies:
+            pairs.append((body[:at].view(torch.float32), body[at:].view(torch.int32)))
         decode = kernels.for_device(out.device).decode_add
-        decode(pairs, self._bucket(out.numel()), self._table.kernel, factor, out, add)
-
-    def _split(self, body: torch.Tensor, coordinates: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return scales and words of a body."""
-        at = 4 * self._buckets(coordinates)
-        return body[:at].view(torch.float32), body[at:].view(torch.int32)
+        decode(pairs, bucket, self._table.kernel, factor, out, add)
 
     def expected_errors(self, flat: torch.Tensor) -> torch.Tensor:
         """Return the variance of ALQ Eqs 1, 2, plus the loss by clipping."""
-        bucket, clipped = self._bucket(flat.numel()), self._clipped(flat)
+        bucket = max(1, min(self.settings.bucket_size, flat.numel()))
+        clipped = flat if self.settings.clip is None else self._clipped(flat)
         ops = kernels.for_device(flat.device)
         found = ops.errors(clipped, bucket, self.norm, self._table.kernel)
         if clipped is not flat:

@@ -192,8 +192,10 @@ class Encoded(Payload):
 
 def checksums(payloads: Sequence[Payload]) -> Sequence[int] | HostCopy:
     """Return payloads' checksums; on a GPU, the copy to the host that has begun."""
-    contents = [payload.bytes for payload in payloads]
-    seeds = [body_seed(payload.header.pack()) for payload in payloads]
+    contents, seeds = [], []
+    for payload in payloads:
+        contents.append(payload.bytes)
+        seeds.append(body_seed(payload.header.pack()))
     found = kernels.for_device(contents[0].device, "checksum").checksums(contents, seeds)
     return HostCopy(found) if isinstance(found, torch.Tensor) else found
 

@@ -139,7 +139,9 @@ def calling_frame(compressor: Any) -> FrameType | None:
     for _ in range(FRAMES):
         if frame is None:
             return None
-        if _holds(frame.f_locals.get("self"), compressor):
+        caller = frame.f_locals.get("self")
+        is_optimizer = isinstance(caller, torch.optim.Optimizer)
+        if is_optimizer and getattr(caller, "_compression", None) is compressor:
             return frame
         frame = frame.f_back
     return None
