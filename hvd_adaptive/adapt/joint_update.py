@@ -26,7 +26,7 @@ class JointUpdate:
     codecs: Mapping[str, Any]  # codec.codec.FittedCodec by label, in the same order on every rank
     seconds: Mapping[str, Any]  # codecs of averages by label, fitted to the same statistics
     alone: bool  # fit only ``seconds``
-    earlier: Callable[[str], Sequence[np.ndarray]]  # statistics of a label's earlier steps
+    earlier: Callable[[str], Mapping[int, np.ndarray]]  # a label's statistics of earlier steps
     warn_kept: Callable[..., None]
     warn_lost: Callable[..., None]
     # Fit only if there are notably more statistics than at the incomplete update that this one
@@ -40,7 +40,7 @@ class JointUpdate:
     def joined(self, own: Mapping[str, np.ndarray]) -> np.ndarray:
         """Return the statistics to send: those of this step by label, and of earlier steps."""
         vectors = [
-            self.codecs[label].joined([*self.earlier(label), vector])
+            self.codecs[label].joined([*self.earlier(label).values(), vector])
             for label, vector in own.items()
         ]
         self._ends = np.cumsum([vector.size for vector in vectors]).tolist()

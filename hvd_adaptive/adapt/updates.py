@@ -40,21 +40,13 @@ class SampleWindow:
         """
         most = max(1, MOST_BYTES // sum(vector.nbytes for vector in own.values()))
         for label, vector in own.items():
-            earlier = self._earlier(worker, step, label)
-            last = dict([*earlier.items()][-most:])
+            last = dict([*self.before(worker, step, label).items()][-most:])
             self._kept[worker, label] = last | {step: vector}
 
-    def before(self, worker: int, step: int, label: str) -> list[np.ndarray]:
+    def before(self, worker: int, step: int, label: str) -> dict[int, np.ndarray]:
         """Return the statistics of the steps before ``step`` that count for a fit at it."""
-        return [*self._earlier(worker, step, label).values()]
-
-    def _earlier(self, worker: int, step: int, label: str) -> dict[int, np.ndarray]:
         kept = self._kept.get((worker, label), {})
         return {s: vector for s, vector in kept.items() if step - WINDOW < s < step}
-
-    def clear(self) -> None:
-        """Drop everything: no fit follows soon."""
-        self._kept.clear()
 
     def state_dict(self) -> dict[str, Any]:
         """Return {"window": ...} as plain tensors; {} if there is nothing."""
@@ -180,7 +172,7 @@ class Updates:
         if due.first or due.second:
             self._fit(step, codecs, own, sync, worker, alone=not due.first)
         if not self.schedule.precedes_fit(step):
-            self._window.clear()
+            self._window = SampleWindow()
 
     def _fit(
         self,

@@ -92,7 +92,7 @@ class AdaptiveCodec(FittedCodec, TableCodec):
         distribution = statistic.pool(collected, self.adaptation.normalized)
         if self.is_fitted:
             fitted = self._fitted(distribution, statistic.of_coordinates(collected))
-            self.install(fitted.magnitudes, self._table.version + 1, fitted.probabilities)
+            self.install(fitted.magnitudes, self.table.version + 1, fitted.probabilities)
 
     def second_codec(self, bits: int) -> Codec:
         return self._again("clip", bits=bits)
@@ -135,7 +135,7 @@ class AdaptiveCodec(FittedCodec, TableCodec):
         Hostile statistics keep the old table; no exception is raised in the middle of a step.
         ``seen`` converts the ranks' law of coordinates to the law that this codec quantises.
         """
-        coverage, table = Coverage.of(collected), self._table
+        coverage, table = Coverage.of(collected), self.table
         outcome = [float(coverage.complete), *[0.0] * (OUTCOME - 1)]
         if coverage.found > 0:
             try:
@@ -144,11 +144,11 @@ class AdaptiveCodec(FittedCodec, TableCodec):
                 table = self._fitted(law, seen(self._statistic.of_coordinates(statistics)))
                 variances = [
                     float(expected_variance(t.magnitudes, law, t.symmetric))
-                    for t in (self._table, table)
+                    for t in (self.table, table)
                 ]
                 outcome[1:] = [1.0, *variances, coverage.share]
             except ValueError as error:
-                table = self._table
+                table = self.table
                 logger.info("the level table was kept: %s", error)
         numbers = [np.array(outcome), table.magnitudes]
         if self.has_book:  # probabilities that do not exist are zeros
@@ -177,19 +177,19 @@ class AdaptiveCodec(FittedCodec, TableCodec):
         """See ``FittedCodec``."""
         complete, fitted, self._share = bool(update[0]), bool(update[1]), float(update[4])
         if fitted:
-            count = self._table.magnitudes.size
+            count = self.table.magnitudes.size
             magnitudes, probabilities = np.split(update[OUTCOME:], [count])
             book = probabilities if self.has_book else None
-            self.install(magnitudes, self._table.version + 1, book)
+            self.install(magnitudes, self.table.version + 1, book)
             logger.info(
                 "step %d: level table %d%s, expected variance per coordinate %.3g -> %.3g, "
                 "magnitudes %s",
                 step,
-                self._table.version,
+                self.table.version,
                 part and f" of {part}",
                 update[2],
                 update[3],
-                " ".join(f"{m:.4g}" for m in self._table.magnitudes),
+                " ".join(f"{m:.4g}" for m in self.table.magnitudes),
             )
         return complete
 
@@ -197,13 +197,13 @@ class AdaptiveCodec(FittedCodec, TableCodec):
         self, magnitudes: np.ndarray, version: int, probabilities: np.ndarray | None = None
     ) -> None:
         """Use a table of these magnitudes and symbol probabilities from now on."""
-        bits, symmetric = self._table.bits, self._table.symmetric
-        self._table = LevelTable(bits, symmetric, magnitudes, version, probabilities)
+        bits, symmetric = self.table.bits, self.table.symmetric
+        self.table = LevelTable(bits, symmetric, magnitudes, version, probabilities)
 
     def _fitted(self, law: Distribution, of_coordinates: Distribution) -> LevelTable:
         """Return a table fitted to ``law``, with probabilities if there is a code book."""
-        bits, symmetric = self._table.bits, self._table.symmetric
-        magnitudes = self.fit_magnitudes(law, self._table)
+        bits, symmetric = self.table.bits, self.table.symmetric
+        magnitudes = self.fit_magnitudes(law, self.table)
         probabilities = None
         if self.has_book:
             probabilities = symbol_probabilities(magnitudes, of_coordinates, symmetric)
@@ -212,18 +212,18 @@ class AdaptiveCodec(FittedCodec, TableCodec):
     def load_tables_from(self, old: AdaptiveCodec, keep: bool) -> None:
         super().load_tables_from(old, keep)
         # A table that is not fitted may depend on the bucket size, which may have changed.
-        kept = (keep or old.table_version > 0) and self.can_take(old._table)
-        table = old._table if kept else self._table
-        self._table = dataclasses.replace(table, version=old.table_version)
+        kept = (keep or old.table_version > 0) and self.can_take(old.table)
+        table = old.table if kept else self.table
+        self.table = dataclasses.replace(table, version=old.table_version)
         self._share, self.fit_requested = old._share, old.fit_requested
 
     def can_take(self, table: LevelTable) -> bool:
         """Return whether a fit could return such a table."""
-        own = self._table
+        own = self.table
         return (table.bits, table.symmetric) == (own.bits, own.symmetric)
 
     def tables_state(self) -> dict[str, Any]:
-        state = super().tables_state() | {"table": self._table.state_dict(), "norm": self.norm}
+        state = super().tables_state() | {"table": self.table.state_dict(), "norm": self.norm}
         if self._share:
             state["share"] = self._share
         if self.fit_requested and not self.table_version:
@@ -231,7 +231,7 @@ class AdaptiveCodec(FittedCodec, TableCodec):
         return state
 
     def tables_in(self, state: Mapping[str, Any]) -> dict[str, Any]:
-        own = {"_table": self._table_of(state), "_share": share_in(state)}
+        own = {"table": self._table_of(state), "_share": share_in(state)}
         own["fit_requested"] = "requested" in state and states.flag(state, "requested")
         return super().tables_in(state) | own
 
@@ -241,7 +241,7 @@ class AdaptiveCodec(FittedCodec, TableCodec):
         norm = check_choice("state: norm", state.get("norm", self.norm), NORMS)
         found, own = (
             {"bits": of.bits, "norm": of_norm, "symmetric": of.symmetric, "levels": len(of.levels)}
-            for of, of_norm in ((table, norm), (self._table, self.norm))
+            for of, of_norm in ((table, norm), (self.table, self.norm))
         )
         differing = [name for name in own if found[name] != own[name]]
         if differing:
@@ -289,7 +289,7 @@ class FixedCodec(AdaptiveCodec):
         return {name: value for name, value in settings.items() if name not in unused}
 
     def can_take(self, table: LevelTable) -> bool:
-        return np.array_equal(table.magnitudes, self._table.magnitudes)
+        return np.array_equal(table.magnitudes, self.table.magnitudes)
 
     def _table_of(self, state: Mapping[str, Any]) -> LevelTable:
         table = LevelTable.from_state_dict(states.entry(state, "table"))

@@ -15,7 +15,7 @@ from hvd_adaptive import kernels
 from hvd_adaptive._version import __version__
 from hvd_adaptive.base.errors import WarnOnce
 from hvd_adaptive.coding.coders import Coder
-from hvd_adaptive.coding.payload import Payload
+from hvd_adaptive.coding.payload import Payload, padded
 from hvd_adaptive.settings import Settings
 
 logger = logging.getLogger("hvd_adaptive")
@@ -26,8 +26,8 @@ class Quantizer(ABC):
 
     A scheme defines ``name`` and implements ``alphabet``, ``codec_settings``, ``body_bytes``,
     ``encode_body``, and ``add_bodies`` or ``decode_bodies``. A scheme whose bodies lossless coders
-    can shorten lists them in ``codings`` and implements ``coder``, ``coded_body``, ``fixed_body``
-    and ``least_coded_bytes``.
+    can shorten lists them in ``codings`` and implements ``coder``. Its bodies hold 4 bytes for each
+    bucket, then the words of codes, which the coder's stream replaces.
     """
 
     name: str = ""
@@ -146,15 +146,24 @@ class Quantizer(ABC):
 
     def coded_body(self, body: torch.Tensor, coordinates: int) -> torch.Tensor | None:
         """Return a coded body, or None if the payload would not become shorter."""
-        return None
+        at = 4 * self._buckets(coordinates)
+        most = padded(self.body_bytes(coordinates)) - 8 - at
+        if self.coder is None or most <= 0:
+            return None
+        stream = self.coder.encode(body[at:].view(torch.int32), coordinates, most)
+        return None if stream is None else torch.cat([body[:at], stream])
 
     def fixed_body(self, coded: torch.Tensor, coordinates: int) -> torch.Tensor:
         """Invert ``coded_body``, or raise PayloadError; up to 7 zero bytes follow ``coded``."""
-        raise NotImplementedError
+        at = 4 * self._buckets(coordinates)
+        assert self.coder is not None  # a codec reads only payloads of its own coding
+        words = self.coder.decode(coded[at:], coordinates)
+        return torch.cat([coded[:at], words.view(torch.uint8)])
 
     def least_coded_bytes(self, coordinates: int) -> int:
         """Return the fewest bytes of a coded body, as ``least_body_bytes``."""
-        raise NotImplementedError
+        least = 0 if self.coder is None else self.coder.least_stream_bytes(coordinates)
+        return 4 * self._buckets(coordinates) + least
 
     # Codecs of averages ---------------------------------------------------------------------------
 

@@ -13,7 +13,6 @@ from hvd_adaptive.codec.codec import Codec
 from hvd_adaptive.codec.level_table import LevelTable
 from hvd_adaptive.codec.payloads import squares_of
 from hvd_adaptive.coding.coders import CODERS, Coder
-from hvd_adaptive.coding.payload import padded
 from hvd_adaptive.settings import Settings
 
 
@@ -30,46 +29,41 @@ class TableCodec(Codec):
 
     def __init__(self, name: str, settings: Settings, norm: str, table: LevelTable) -> None:
         self.name, self.norm = name, norm
-        self._table, self.has_zero = table, not table.symmetric
+        self.table, self.has_zero = table, not table.symmetric
         super().__init__(settings)
         self._coder = table, self._coder_of(table)
         self._state: tuple[LevelTable | None, tuple[int, int, int]] = None, (0, 0, 0)
 
     @property
-    def table(self) -> LevelTable:
-        """Return the current table."""
-        return self._table
-
-    @property
     def levels(self) -> torch.Tensor:
         """Return the ascending signed reconstruction levels in [-1, 1], float64."""
-        return self._table.levels
+        return self.table.levels
 
     @property
     def alphabet(self) -> int:
-        return self._table.kernel.alphabet
+        return self.table.kernel.alphabet
 
     @property
     def table_version(self) -> int:
-        return self._table.version
+        return self.table.version
 
     @property
     def table_fingerprint(self) -> int:
-        table = self._table.fingerprint
+        table = self.table.fingerprint
         if self.coder is None or not self.coder.fingerprint:
             return table
         return zlib.crc32(self.coder.fingerprint.to_bytes(4, "little"), table)
 
     @property
     def table_state(self) -> tuple[int, int, int]:
-        if self._state[0] is not self._table:
-            self._state = self._table, super().table_state
+        if self._state[0] is not self.table:
+            self._state = self.table, super().table_state
         return self._state[1]
 
     @property
     def coder(self) -> Coder | None:
-        if self._coder[0] is not self._table:
-            self._coder = self._table, self._coder_of(self._table)
+        if self._coder[0] is not self.table:
+            self._coder = self.table, self._coder_of(self.table)
         return self._coder[1]
 
     def _coder_of(self, table: LevelTable) -> Coder | None:
@@ -80,10 +74,10 @@ class TableCodec(Codec):
         return make(table.kernel.packing, self.settings.bucket_size, table.probabilities)
 
     def codec_settings(self) -> dict[str, Any]:
-        return {"norm": self.norm, "bits": self._table.bits, "symmetric": self._table.symmetric}
+        return {"norm": self.norm, "bits": self.table.bits, "symmetric": self.table.symmetric}
 
     def body_bytes(self, coordinates: int) -> int:
-        return 4 * (self._buckets(coordinates) + self._table.kernel.packing.words(coordinates))
+        return 4 * (self._buckets(coordinates) + self.table.kernel.packing.words(coordinates))
 
     def encode_body(self, flat: torch.Tensor, body: torch.Tensor, key: int) -> None:
         settings, count = self.settings, flat.numel()
@@ -94,7 +88,7 @@ class TableCodec(Codec):
             body[at:].view(torch.int32),
             max(1, min(settings.bucket_size, count)),
             self.norm,
-            self._table.kernel,
+            self.table.kernel,
             key,
             settings.clip,
         )
@@ -112,33 +106,15 @@ class TableCodec(Codec):
         for body in bodies:
             pairs.append((body[:at].view(torch.float32), body[at:].view(torch.int32)))
         decode = kernels.for_device(out.device).decode_add
-        decode(pairs, bucket, self._table.kernel, factor, out, add)
+        decode(pairs, bucket, self.table.kernel, factor, out, add)
 
     def expected_errors(self, flat: torch.Tensor) -> torch.Tensor:
         """Return the variance of ALQ Eqs 1, 2, plus the loss by clipping."""
         bucket = max(1, min(self.settings.bucket_size, flat.numel()))
         clipped = flat if self.settings.clip is None else self._clipped(flat)
         ops = kernels.for_device(flat.device)
-        found = ops.errors(clipped, bucket, self.norm, self._table.kernel)
+        found = ops.errors(clipped, bucket, self.norm, self.table.kernel)
         if clipped is not flat:
             found[:, 0] += squares_of(flat - clipped, bucket)
             found[:, 1] = squares_of(flat, bucket)
         return found
-
-    def coded_body(self, body: torch.Tensor, coordinates: int) -> torch.Tensor | None:
-        at = 4 * self._buckets(coordinates)
-        most = padded(self.body_bytes(coordinates)) - 8 - at
-        if self.coder is None or most <= 0:
-            return None
-        stream = self.coder.encode(body[at:].view(torch.int32), coordinates, most)
-        return None if stream is None else torch.cat([body[:at], stream])
-
-    def fixed_body(self, coded: torch.Tensor, coordinates: int) -> torch.Tensor:
-        at = 4 * self._buckets(coordinates)
-        assert self.coder is not None  # a codec reads only payloads of its own coding
-        words = self.coder.decode(coded[at:], coordinates)
-        return torch.cat([coded[:at], words.view(torch.uint8)])
-
-    def least_coded_bytes(self, coordinates: int) -> int:
-        least = 0 if self.coder is None else self.coder.least_stream_bytes(coordinates)
-        return 4 * self._buckets(coordinates) + least

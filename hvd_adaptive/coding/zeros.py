@@ -44,12 +44,16 @@ class Zeros:
         return cls(runs, mask)
 
     @classmethod
-    def read(cls, section: torch.Tensor, runs: Runs) -> Zeros:
-        """Return the zeros that a section describes; raise PayloadError if it cannot be read."""
-        mask = _kernels(section.device).read(section[_HEAD:], runs)
+    def left_out_of(cls, payload: Payload) -> Zeros | None:
+        """Return the zeros that a payload leaves out, if any; raise PayloadError if its section of
+        them cannot be read.
+        """
+        if payload.runs is None:
+            return None
+        mask = _kernels(payload.bytes.device).read(payload.zeros[_HEAD:], payload.runs)
         if mask is None:
             raise PayloadError("payload does not say where its zeros are")
-        return cls(runs, mask)
+        return cls(payload.runs, mask)
 
     def stream(self) -> torch.Tensor:
         """Return the places of the zeros as kernels/zeros.py describes: uint8."""
@@ -98,16 +102,12 @@ def alike(opened: Sequence[Payload]) -> Iterator[tuple[Sequence[Payload], Zeros 
     """
     first, rest = opened[0], opened[1:]
     if all(torch.equal(first.zeros, payload.zeros) for payload in rest):
-        yield opened, _of(first)
+        yield opened, Zeros.left_out_of(first)
         return
     ends = [at for at, payload in enumerate(opened) if payload.runs is not None]
     ends = sorted({0, *ends, *(at + 1 for at in ends), len(opened)})
     for begin, end in pairwise(ends):
-        yield opened[begin:end], _of(opened[begin])
-
-
-def _of(payload: Payload) -> Zeros | None:
-    return None if payload.runs is None else Zeros.read(payload.zeros, payload.runs)
+        yield opened[begin:end], Zeros.left_out_of(opened[begin])
 
 
 def _kernels(device: torch.device) -> ModuleType:

@@ -154,7 +154,7 @@ class Mixture(Distribution):
         return np.where(x >= 0, right + left, 0.0) / self._masses @ self.weights
 
     def moments(self, x: ArrayLike, order: int = 2, exact: bool = True) -> Moments:
-        """Return integrals of r**k dF over [0, x], k = 0..order; ``exact`` as in ``integrals``."""
+        """Return the integrals of r**k dF over [0, x], k = 0..order (``integrals``)."""
         x = np.asarray(x, float)
         flat = np.clip(x.reshape(-1), 0.0, 1.0)
         result = np.empty((order + 1, flat.size))

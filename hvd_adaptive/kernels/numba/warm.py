@@ -58,8 +58,7 @@ def _actions() -> list[Callable[[], object]]:
     shapes = list(each_table())
     return [
         *(_scans, _schemes, _levels, _dithered, _lossless),
-        *(functools.partial(_encode, table) for table in shapes),
-        *(functools.partial(_decode, table) for table in shapes),
+        *(functools.partial(_table, table) for table in shapes),
         *(functools.partial(_codes, each) for each in {table.packing for table in shapes}),
         *(functools.partial(_bucket, alphabet) for alphabet in (2, 3, 5, 9, 17)),
         *(functools.partial(_eden, bits) for bits in range(1, 9)),
@@ -75,14 +74,10 @@ def _words(count: int) -> torch.Tensor:
     return torch.zeros(count, dtype=torch.int32, device="cpu")
 
 
-def _encode(table: KernelTable) -> None:
-    words = _words(table.packing.words(1000))
-    tables.encode(_line(1000), torch.empty(1, **HOST), words, 1000, "l2", table, 0)
-
-
-def _decode(table: KernelTable) -> None:
-    pair = torch.ones(1, **HOST), _words(table.packing.words(1000))
-    tables.decode_add([pair], 1000, table, 1.0, torch.zeros(1000, **HOST))
+def _table(table: KernelTable) -> None:
+    scales, words = torch.empty(1, **HOST), _words(table.packing.words(1000))
+    tables.encode(_line(1000), scales, words, 1000, "l2", table, 0)
+    tables.decode_add([(scales, words)], 1000, table, 1.0, torch.zeros(1000, **HOST))
 
 
 def _scans() -> None:

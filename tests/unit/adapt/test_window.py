@@ -150,9 +150,9 @@ def test_another_attempt_at_a_step_replaces_its_samples(monkeypatch):
     kept = SampleWindow()
     for step, value in ((3, 1.0), (4, 2.0), (4, 3.0), (5, 4.0), (4, 5.0)):
         kept.add(0, step, {"": np.array([value])})
-    assert [float(v[0]) for v in kept.before(0, 5, "")] == [1.0, 5.0]
-    assert kept.before(1, 5, "") == kept.before(0, 5, "other") == []
-    assert [float(v[0]) for v in kept.before(0, 11, "")] == [5.0], "the last eight steps"
+    assert [float(v[0]) for v in kept.before(0, 5, "").values()] == [1.0, 5.0]
+    assert kept.before(1, 5, "") == kept.before(0, 5, "other") == {}
+    assert [float(v[0]) for v in kept.before(0, 11, "").values()] == [5.0], "the last eight steps"
     # Those of many parts are bounded; at least one earlier step is kept.
     monkeypatch.setattr(updates, "MOST_BYTES", 100 * 8)
     for parts, most in ((10, 7), (40, 2), (1000, 1)):
