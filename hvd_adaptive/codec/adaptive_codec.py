@@ -88,10 +88,10 @@ class AdaptiveCodec(FittedCodec, TableCodec):
         buckets = buckets_of(gradients, self.settings, self.leaves_zeros_out)
         statistic = STATISTICS[self.adaptation.statistics](len(buckets))
         usable = self._usable_in(buckets)
-        collected = [statistic.collect(usable.buckets, usable.norms, usable.weights)]
-        distribution = statistic.pool(collected, self.adaptation.normalized)
         if self.is_fitted:
-            fitted = self._fitted(distribution, statistic.of_coordinates(collected))
+            collected = [statistic.collect(usable.buckets, usable.norms, usable.weights)]
+            law = statistic.pool(collected, self.adaptation.normalized)
+            fitted = self._fitted(law, statistic.of_coordinates(collected))
             self.install(fitted.magnitudes, self.table.version + 1, fitted.probabilities)
 
     def second_codec(self, bits: int) -> Codec:

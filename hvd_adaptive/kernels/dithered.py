@@ -99,12 +99,16 @@ def add_bodies(
     """
     sums = out.numpy()
     for body, key in zip(bodies, keys, strict=True):
-        steps, coded, q = _opened(body.numpy(), bucket_size, width, sums.size)
-        if coded is None:
+        kind, steps, rest = _opened(body.numpy(), head_bytes(sums.size, bucket_size))
+        if kind == CODED:
+            whole = Stretch(steps, bucket_size, np.uint64(key), 0, sums.size)
+            _add_segments(rest, whole, code, sums)
+        elif kind == width:
+            _check_end(rest, width * sums.size)
+            q = rest[: width * sums.size].view(WIDTHS[width]).astype(np.int32)
             on_host("ecdq").add(q, steps, bucket_size, key, sums)
         else:
-            whole = Stretch(steps, bucket_size, np.uint64(key), 0, sums.size)
-            _add_segments(coded, whole, code, sums)
+            raise PayloadError(f"payload's body is of kind {kind}, not {CODED} or {width}")
 
 
 def _encode_segments(flat: np.ndarray, whole: Stretch, code: Code, out: np.ndarray) -> int | None:
@@ -190,24 +194,16 @@ def _read(
     return is_used_up(data, bits)
 
 
-def _opened(
-    data: np.ndarray, bucket_size: int, width: int, coordinates: int
-) -> tuple[np.ndarray, np.ndarray | None, np.ndarray]:
-    """Return the steps of a body (uint8), its segments (uint8; None if it is not coded), and its
-    integers (int32; empty if it is coded). Raise PayloadError if it cannot be read.
+def _opened(data: np.ndarray, head: int) -> tuple[int, np.ndarray, np.ndarray]:
+    """Return the kind of a body (uint8), its steps, and what follows these ``head`` bytes. Raise
+    PayloadError if it is too short, or a step is impossible.
     """
-    at = head_bytes(coordinates, bucket_size)
-    if data.size < at:
+    if data.size < head:
         raise PayloadError(f"payload's body of {data.size} bytes is too short")
-    kind, steps = int(data[:4].view("<u4")[0]), data[4:at].view("<f4")
+    steps = data[4:head].view("<f4")
     if not np.all((steps >= 0) & (steps < np.inf) | np.isnan(steps)):
         raise PayloadError("payload holds impossible steps")
-    if kind == CODED:
-        return steps, data[at:], np.empty(0, np.int32)
-    if kind != width:
-        raise PayloadError(f"payload's body is of kind {kind}, not {CODED} or {width}")
-    _check_end(data[at:], width * coordinates)
-    return steps, None, data[at : at + width * coordinates].view(WIDTHS[width]).astype(np.int32)
+    return int(data[:4].view("<u4")[0]), steps, data[head:]
 
 
 def _checked_ends(data: np.ndarray, segments: int) -> tuple[np.ndarray, np.ndarray]:

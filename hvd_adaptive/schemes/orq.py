@@ -231,8 +231,7 @@ class SignSGD(GradientCompressor):
     """
 
     def __init__(self, **shared: Unpack[Shared]) -> None:
-        settings = Settings.from_keywords(SignSGD, shared)
-        super().__init__(_SignCodec(settings, alphabet=2, numbers=1))
+        super().__init__(_SignCodec(Settings.from_keywords(SignSGD, shared), alphabet=2, numbers=1))
 
 
 class _SignCodec(BucketCodec):

@@ -36,8 +36,7 @@ def encode(
     if clip is not None:
         flat = clipped(flat, bucket_size, clip)
     scales.copy_(bucket_norms(flat, bucket_size, norm))
-    codes = quantize(flat, scales, bucket_size, table, key)
-    words.copy_(pack_codes(codes, table.packing))
+    words.copy_(pack_codes(quantize(flat, scales, bucket_size, table, key), table.packing))
 
 
 def rows_of(flat: torch.Tensor, bucket_size: int, dtype: torch.dtype) -> torch.Tensor:
