@@ -68,10 +68,10 @@ class TableCodec(Codec):
 
     def _coder_of(self, table: LevelTable) -> Coder | None:
         """Return the coder of ``coding``; None for "fixed", or before a first fit."""
-        if self.settings.coding not in CODERS:
+        kind, known = CODERS.get(self.settings.coding), table.probabilities
+        if kind is None or (kind.fitted and known is None):
             return None
-        make = CODERS[self.settings.coding].make
-        return make(table.kernel.packing, self.settings.bucket_size, table.probabilities)
+        return kind(table.kernel.packing, self.settings.bucket_size, known)
 
     def codec_settings(self) -> dict[str, Any]:
         return {"norm": self.norm, "bits": self.table.bits, "symmetric": self.table.symmetric}

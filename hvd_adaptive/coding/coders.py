@@ -19,6 +19,7 @@ import itertools
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
+from typing import Any
 
 import numpy as np
 import torch
@@ -50,30 +51,19 @@ def segment_size(packing: Packing, bucket_size: int) -> int:
 
 class Coder(ABC):
     """Coder of codes (uint8, each below the alphabet) to bytes and back; it is immutable, so that
-    threads share it.
+    threads share it. If it is ``fitted``, it needs the probabilities of ascending levels (float64).
+    Raise ValueError if no table with this number of levels can be coded.
     """
 
     name: str = ""  # the value of ``coding=``
-    fitted: bool = False  # whether it is built from the symbols' probabilities
+    fitted: bool = False
+    fingerprint = 0  # 32 bits that differ between code books; 0 if there is only one
 
-    def __init__(self, packing: Packing, bucket_size: int) -> None:
+    def __init__(
+        self, packing: Packing, bucket_size: int, probabilities: np.ndarray | None = None
+    ) -> None:
         self.packing = packing
         self.segment = segment_size(packing, bucket_size)
-
-    @classmethod
-    def make(
-        cls, packing: Packing, bucket_size: int, probabilities: np.ndarray | None
-    ) -> Coder | None:
-        """Return the coder of a table, or None if it needs the probabilities of ascending levels
-        (float64) and there are none yet; payloads are then fixed. Raise ValueError if no table with
-        this number of levels can be coded.
-        """
-        return cls(packing, bucket_size)
-
-    @property
-    def fingerprint(self) -> int:
-        """Return 32 bits that differ between code books; 0 if there is only one."""
-        return 0
 
     @abstractmethod
     def most_bytes(self, count: int) -> int:
@@ -206,21 +196,10 @@ class HuffmanCoder(Coder):
     name = "huffman"
     fitted = True
 
-    def __init__(self, packing: Packing, bucket_size: int, book: PrefixCode) -> None:
+    def __init__(self, packing: Packing, bucket_size: int, probabilities: Any) -> None:
         super().__init__(packing, bucket_size)
-        self.book = book
-
-    @classmethod
-    def make(
-        cls, packing: Packing, bucket_size: int, probabilities: np.ndarray | None
-    ) -> HuffmanCoder | None:
-        if probabilities is None:
-            return None
-        return cls(packing, bucket_size, PrefixCode.build(probabilities))
-
-    @property
-    def fingerprint(self) -> int:
-        return self.book.fingerprint
+        self.book = PrefixCode.build(probabilities)
+        self.fingerprint = self.book.fingerprint
 
     def most_bytes(self, count: int) -> int:
         return kernels.on_host("huffman").most_bytes(count)
@@ -268,7 +247,9 @@ class EliasCoder(Coder):
 
     name = "elias"
 
-    def __init__(self, packing: Packing, bucket_size: int) -> None:
+    def __init__(
+        self, packing: Packing, bucket_size: int, probabilities: np.ndarray | None = None
+    ) -> None:
         if packing.alphabet % 2 == 0:
             raise ValueError(
                 "coding='elias': needs a level table with a zero (symmetric=False): it codes the "

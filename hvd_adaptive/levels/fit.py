@@ -80,17 +80,17 @@ def coordinate_descent(
     converged = np.zeros(levels.shape[:-1], dtype=bool)
     while len(history) <= max_sweeps and not converged.all():
         if symmetric and levels.shape[-1] > 1:
-            _place(levels, 0, law.balance_point(levels[..., 1])[..., None], symmetric)
+            _place(levels, 0, law.balance_point(levels[..., 1])[..., None])
         for parity in (2, 1):
             low, high = levels[..., parity - 1 : -2 : 2], levels[..., parity + 1 :: 2]
             if low.size:
-                _place(levels, parity, best_level(low, high, law), symmetric)
+                _place(levels, parity, best_level(low, high, law))
         history.append(np.asarray(expected_variance(levels, law, symmetric)))
         converged = history[-2] - history[-1] <= tolerance * history[-2]
     return Descent(levels, np.array(history), converged)
 
 
-def _place(levels: Array, start: int, wanted: Array, symmetric: bool) -> None:
+def _place(levels: Array, start: int, wanted: Array) -> None:
     """Set levels start, start + 2, ... to ``wanted``, clipped between their neighbours."""
     target = levels[..., start:-1:2] if start else levels[..., :1]
     below = levels[..., start - 1 : -2 : 2] if start else np.zeros_like(target)

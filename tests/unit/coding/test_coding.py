@@ -223,7 +223,7 @@ class TestStreams:
     def made(self, name: str, alphabet: int, count: int, bucket: int, seed: int = 0):
         rng = np.random.default_rng(seed)
         p = rng.dirichlet(np.full(alphabet, 0.3))
-        coder = CODERS[name].make(packing_of(alphabet), bucket, p)
+        coder = CODERS[name](packing_of(alphabet), bucket, p)
         codes = rng.choice(alphabet, count, p=p).astype(np.uint8)
         words = torch.zeros(coder.packing.words(count), dtype=torch.int32)
         pack(torch.from_numpy(codes), coder.packing, words)

@@ -23,7 +23,7 @@ GUARD = 170
 
 
 def coder_of(alphabet: int, bucket_size: int = 8192) -> EliasCoder:
-    return EliasCoder.make(packing_of(alphabet), bucket_size, None)
+    return EliasCoder(packing_of(alphabet), bucket_size)
 
 
 def some_codes(rng, count: int, alphabet: int, density: float) -> np.ndarray:
