@@ -15,9 +15,8 @@ from hvd_adaptive.adapt.coverage import HEAD, Coverage, share_in
 from hvd_adaptive.adapt.statistics import STATISTICS, Adaptation
 from hvd_adaptive.base.checks import check_choice
 from hvd_adaptive.codec.codec import Codec, FittedCodec, buckets_of
-from hvd_adaptive.codec.level_table import LevelTable
 from hvd_adaptive.codec.second_stage import SecondStage
-from hvd_adaptive.codec.table_codec import TableCodec
+from hvd_adaptive.codec.table_codec import LevelTable, TableCodec
 from hvd_adaptive.coding.coders import CODERS
 from hvd_adaptive.levels import (
     Distribution,

@@ -13,7 +13,7 @@ from typing_extensions import Unpack
 from hvd_adaptive.adapt.statistics import Adaptation
 from hvd_adaptive.base.checks import check_choice, check_flag, check_integer
 from hvd_adaptive.codec.adaptive_codec import NORMS, AdaptiveCodec
-from hvd_adaptive.codec.level_table import LevelTable
+from hvd_adaptive.codec.table_codec import LevelTable
 from hvd_adaptive.levels import SOLVERS, Distribution, fit_levels, fit_multiplier
 from hvd_adaptive.levels.worst_case import safe_magnitudes
 from hvd_adaptive.schemes.level_scheme import LevelScheme

@@ -7,7 +7,7 @@ from typing_extensions import Unpack
 from hvd_adaptive.adapt.statistics import Adaptation
 from hvd_adaptive.base.checks import check_choice, check_flag, check_integer, is_real
 from hvd_adaptive.codec.adaptive_codec import NORMS, FixedCodec
-from hvd_adaptive.codec.level_table import LevelTable
+from hvd_adaptive.codec.table_codec import LevelTable
 from hvd_adaptive.levels import exponential_magnitudes
 from hvd_adaptive.schemes.level_scheme import LevelScheme
 from hvd_adaptive.settings import Norm, Settings, Shared, Statistics, Updates
