@@ -1,5 +1,10 @@
 """Build a step and its code books, find the step that spends a number of bits, and control the
 rate.
+
+A coordinate of size t (in any unit) and random sign is sent as q = round(±t/step + a), where the
+dither a is uniform in [0, 1/2). The sign comes from the dither (schemes/ecdq.py), so the law of ±t
+is even for any signs of the coordinates. [0, 1/2) is cut into equal parts, the classes. Receivers
+can compute the class, so each class has its own code book.
 """
 
 from __future__ import annotations
@@ -14,7 +19,6 @@ import numpy as np
 
 from hvd_adaptive.coding.prefix_code import FLOOR, PrefixCode
 from hvd_adaptive.levels.distributions import LOG_EDGES, Array, Distribution, Histogram
-from hvd_adaptive.levels.dithered import dithered_probabilities, dithered_tail
 from hvd_adaptive.levels.objective import entropy_bits
 
 # Range of steps in root mean squares. Below it, an int16 could not hold the integers of a bucket of
@@ -188,6 +192,16 @@ def _law_of(law: Distribution, unit: float, delta: float, most: int) -> Array:
     return dithered_probabilities(law, delta / unit, classes_of(delta), most)
 
 
+def dithered_probabilities(law: Distribution, step: float, classes: int, most: int) -> Array:
+    """Return P(q | class) for q = -most..most, then of all other integers: (classes, 2 most + 2).
+    The law of the sizes t in [0, 1] may have an atom at zero; step > 0 is in the unit of t.
+    """
+    at_most = _at_most(law, step, classes, np.arange(-most - 1, most + 1))
+    inside = np.maximum(np.diff(at_most, axis=1), 0.0)
+    rest = np.maximum(1.0 - inside.sum(axis=1, keepdims=True), 0.0)
+    return np.concatenate([inside, rest], axis=1)
+
+
 def _ideal_bits(law: Distribution, unit: float, delta: float) -> float:
     """Return the bits of ideal codes with the largest useful number of symbols."""
     most = int(min(MOST_SYMBOLS[-1], 40 / delta + 3))
@@ -203,7 +217,23 @@ def _ideal_bits_of(law: Distribution, unit: float, delta: float, most: int, of: 
 
 def _beyond(law: Distribution, unit: float, delta: float, most: Sequence[int]) -> Array:
     """Return P(abs(q) > most) for each ``most``."""
-    return dithered_tail(law, delta / unit, classes_of(delta), most).mean(axis=0)
+    of, k = (law, delta / unit, classes_of(delta)), np.asarray(most)
+    return np.maximum(1.0 - (_at_most(*of, k) - _at_most(*of, -k - 1)), 0.0).mean(axis=0)
+
+
+def _at_most(law: Distribution, step: float, classes: int, k: np.ndarray) -> Array:
+    """Return P(q <= k | class): (classes, number of k).
+
+    With G the distribution function of ±t/step and a in [b, c), P(q <= k | a) = G(k + 1/2 - a). The
+    mean over the class is (J(k + 1/2 - b) - J(k + 1/2 - c)) / (c - b), where J is the integral of G
+    from 0. G(y) = (1 + sign(y) F(|y| step))/2, and the integral of F by parts is y F(y step) - m(y
+    step)/step with the law's partial mean m. No quadrature is needed.
+    """
+    y = k + 0.5 - np.linspace(0.0, 0.5, classes + 1)[:, None]
+    size = np.abs(y)
+    cdf, mean, _ = law.moments(np.minimum(size * step, 1.0))
+    integral = (y + size * cdf - mean / step) / 2
+    return (integral[:-1] - integral[1:]) * (2 * classes)
 
 
 # Largest correction until the next update, as a share of the budget.

@@ -19,11 +19,11 @@ from hvd_adaptive.codec.dithered_code import (
     DitheredCode,
     RateControl,
     classes_of,
+    dithered_probabilities,
     gaussian_code,
     gaussian_law,
 )
 from hvd_adaptive.levels import Histogram, entropy_bits
-from hvd_adaptive.levels.dithered import dithered_probabilities
 from hvd_adaptive.schemes.ecdq import often
 
 LAWS = {
