@@ -76,7 +76,9 @@ def decode_add(
         for run in runs:
             own, codes = codes[: run.codes].view(-1, run.rows), codes[run.codes :]
             of_run = scales[run.first : run.first + run.buckets].unsqueeze(1)
-            values = _flipped(_estimate(own, run, alphabet, key), streams(key, run)[0])
+            signs, dithers = streams(key, run)
+            q = own.to(torch.float32) - (alphabet - 1) / 2  # v̂/ς = q - u (Eqs 6, 8)
+            values = _flipped(hadamard.transpose(q - _dither(q, dithers), run.order), signs)
             values = values * (of_run * (run.weight * run.rows**-0.5))
             target = out[run.start : run.stop]
             kept = (of_run == 0).expand_as(values).reshape(-1)[: target.numel()]
@@ -84,12 +86,6 @@ def decode_add(
             target.copy_(torch.where(kept, target, total))
     if factor != 1.0:
         out *= factor
-
-
-def _estimate(codes: torch.Tensor, run: Run, alphabet: int, key: int) -> torch.Tensor:
-    """Return Hᵀ v̂/ς (Eqs 6, 8), v̂/ς = q - u: float32 (buckets, order)."""
-    q = codes.to(torch.float32) - (alphabet - 1) / 2
-    return hadamard.transpose(q - _dither(q, streams(key, run)[1]), run.order)
 
 
 def _flipped(x: torch.Tensor, stream: int) -> torch.Tensor:

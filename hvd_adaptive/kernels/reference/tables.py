@@ -75,7 +75,9 @@ def bucket_norms(flat: torch.Tensor, bucket_size: int, norm: str) -> torch.Tenso
         factor = torch.where(total <= 2.0**120, torch.ones_like(total), 2.0**-96)
         factor = torch.where(total < 2.0**-80, 2.0**96, factor)
         rows = rows * factor.unsqueeze(1)
-        norms = _sqrt(add_lanes(rows * rows)) / factor
+        # Torch's float32 root is off by one unit on some builds.
+        root = torch.sqrt(add_lanes(rows * rows).to(torch.float64)).to(torch.float32)
+        norms = root / factor
     norms = torch.where(norms < SMALLEST_NORM, torch.zeros_like(norms), norms)
     return torch.where(torch.isfinite(norms), norms, torch.full_like(norms, torch.nan))
 
@@ -99,11 +101,6 @@ def clipped(flat: torch.Tensor, bucket_size: int, clip: float) -> torch.Tensor:
     raised = torch.where(flat < -limit, -limit, flat)
     inside = torch.where(raised > limit, limit, raised)
     return torch.where(limit.isnan(), limit, inside)
-
-
-def _sqrt(x: torch.Tensor) -> torch.Tensor:
-    """Return the correctly rounded root; torch's float32 root is off by one unit on some builds."""
-    return torch.sqrt(x.to(torch.float64)).to(torch.float32)
 
 
 def quantize(
