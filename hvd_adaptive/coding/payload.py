@@ -5,7 +5,6 @@ The header has 96 bytes, little-endian. Each section is padded to a multiple of 
 
 from __future__ import annotations
 
-import functools
 import struct
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -83,8 +82,8 @@ class Header(NamedTuple):
             raise PayloadError(f"payload has format version {version}, this package reads {FORMAT}")
         if dtype not in DTYPES or coding not in CODING_NAMES:
             raise PayloadError("payload header is corrupt")
-        codes = DTYPES[dtype], CODING_NAMES[coding]
-        header = cls(*codes, alphabet, checksum, _name(scheme), *numbers)
+        codes, name = (DTYPES[dtype], CODING_NAMES[coding]), scheme.rstrip(b"\0")
+        header = cls(*codes, alphabet, checksum, name.decode("ascii", "replace"), *numbers)
         if header.zeros % 8 or header.full > header.coordinates:
             raise PayloadError("payload header is corrupt")
         if header.length > available:
@@ -96,11 +95,6 @@ def body_seed(packed: bytes) -> int:
     """Return the header's part of the checksum: CRC-32 of its bytes with a zero checksum field."""
     begin = zlib.crc32(bytes(4), zlib.crc32(packed[:CHECKSUM_AT]))
     return zlib.crc32(packed[CHECKSUM_AT + 4 :], begin)
-
-
-@functools.lru_cache(maxsize=64)
-def _name(scheme: bytes) -> str:
-    return scheme.rstrip(b"\0").decode("ascii", "replace")
 
 
 def padded(size: int) -> int:

@@ -13,7 +13,6 @@ Everything else has its own number, a ``Use``.
 from __future__ import annotations
 
 import enum
-import functools
 
 MASK64 = (1 << 64) - 1
 GOLDEN64 = 0x9E3779B97F4A7C15
@@ -65,8 +64,8 @@ def stream_key(seed: int, rank: int = 0, step: int = 0, group: int = 0, *more: i
     Each number is added and mixed in turn; ``bucket_key`` mixes once more, so that the last number
     passes through two rounds as well.
     """
-    key = _seeded(seed)
-    for number in (rank, step, group, *more):
+    key = mix64(GOLDEN64)
+    for number in (seed, rank, step, group, *more):
         key = mix64(key + (number & MASK64) * GOLDEN64 + 1)
     return key
 
@@ -74,11 +73,6 @@ def stream_key(seed: int, rank: int = 0, step: int = 0, group: int = 0, *more: i
 def key_of(number: int, seed: int, rank: int, step: int, group: int) -> int:
     """Return the key of a stream of compressor ``number``; that of compressor 0 has no number."""
     return stream_key(seed, rank, step, group, *([number] if number else []))
-
-
-@functools.lru_cache(maxsize=256)
-def _seeded(seed: int) -> int:
-    return mix64(mix64(GOLDEN64) + (seed & MASK64) * GOLDEN64 + 1)
 
 
 def group_number(index: int, attempt: int = 0) -> int:
