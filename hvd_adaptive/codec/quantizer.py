@@ -43,12 +43,11 @@ class Quantizer(ABC):
     def __init__(self, settings: Settings) -> None:
         self.settings = settings
         # ``set`` calls a custom scheme's constructor again.
-        names = ("codec_fingerprint", "settings_fingerprint", "described", "leaves_zeros_out")
-        for cached in names:
+        for cached in ("codec_fingerprint", "settings_fingerprint", "described"):
             self.__dict__.pop(cached, None)
         self.warn_of_copies = WarnOnce(logger)
 
-    @functools.cached_property
+    @property
     def leaves_zeros_out(self) -> bool:
         """Return whether bodies hold the coordinates that are not zero (coding/zeros.py)."""
         return self.settings.keep_zeros and not self.has_zero
