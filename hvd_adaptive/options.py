@@ -63,10 +63,6 @@ class Hierarchical(ScatterReduce):
         second_stage_bits: As in ScatterReduce. It has no effect between two nodes.
         ranks_per_node: Number of consecutive ranks on a node. If None, nodes are detected.
 
-    Raises:
-        TypeError: A keyword is unknown.
-        ValueError: A value is not allowed.
-
     Examples:
         >>> from hvd_adaptive import ALQ, Hierarchical
         >>> compressor = ALQ(bits=3, exchange=Hierarchical(ranks_per_node=8))
@@ -84,10 +80,6 @@ class Auto(Hierarchical):
     Attributes:
         second_stage_bits: As in ScatterReduce.
         ranks_per_node: As in Hierarchical.
-
-    Raises:
-        TypeError: A keyword is unknown.
-        ValueError: A value is not allowed.
 
     Examples:
         >>> from hvd_adaptive import ALQ, Auto
