@@ -119,6 +119,7 @@ class Driver:
 
     Attributes:
         drive: The step in progress, a Drive, or None.
+        attempt: Number of the attempt at it.
         wake: Function that has the worker thread look at the step in progress.
     """
 
@@ -126,19 +127,19 @@ class Driver:
 
     def __init__(self, compressor: GradientCompressor) -> None:
         self.compressor = compressor
-        self._attempt = 0
+        self.attempt = 0
         self.drive: Any = None
         self._worker = Worker(weakref.ref(self))
         self.wake = self._worker.wake
 
-    def start(self, make: Callable[[int, Any, Worker | None], Drive], on_cpu: bool) -> None:
-        """Begin a step; one in progress is given up. ``make`` returns the step, given the attempt
-        at it, a lock, and the worker or None.
+    def start(self, make: Callable[[Any, Worker | None], Drive], on_cpu: bool) -> None:
+        """Begin a step, which ``make`` returns, given a lock, and the worker or None. One that is
+        in progress is given up before.
         """
         if self.drive is not None:
             self.give_up()
         works = on_cpu and self.compressor.settings.tuning.worker
-        self.drive = make(self._attempt, self.make_lock(), self._worker if works else None)
+        self.drive = make(self.make_lock(), self._worker if works else None)
 
     def wait(self) -> None:
         """Wait until averages have replaced all gradients, none of which will arrive any more.
@@ -165,7 +166,7 @@ class Driver:
         step, binding = drive.step, drive.binding
         if step.counts:
             compressor.step = step.number + 1
-        self._attempt, self.drive = 0, None
+        self.attempt, self.drive = 0, None
         compressor._training.meter.finish()
         step.commit()
         if binding.settings.monitor is not None:
@@ -182,7 +183,7 @@ class Driver:
         with drive.lock:
             drive.over.set()
             drive.give_up()
-        self._attempt += 1
+        self.attempt += 1
         self.compressor._training.meter.give_up()
 
     def describe(self) -> str:

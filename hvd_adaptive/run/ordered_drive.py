@@ -13,7 +13,6 @@ positions, fits of tables, groups (ordered.py), parameters if they are compared,
 
 from __future__ import annotations
 
-import functools
 import logging
 import time
 from collections import deque
@@ -57,12 +56,10 @@ class OrderedDrive(Drive):
             residuals.lay_out(layout, binding.world.rank, binding.world.size)
         binding.prepare(number)
         due = compressor._training.updates.at(number)
-        samples = due.samples
         warmed_up = number == compressor.settings.warmup_steps
-        forgets = samples or number % LENGTHS_LAST == 0 or warmed_up
-        if forgets:
+        if due.samples or number % LENGTHS_LAST == 0 or warmed_up:
             binding.world.forget_lengths()
-        self.held = samples or not (binding.has_agreed and binding.exchange.is_set_up)
+        self.held = due.samples or not (binding.has_agreed and binding.exchange.is_set_up)
         self.step = OrderedStep(binding, layout, attempt, worker, on_cpu)
         compares = binding.wants_comparison
         own = position(compressor, attempt, layout, due, self.held, binding.settings_row, compares)
@@ -190,7 +187,11 @@ class OrderedDriver(Driver):
 
     def begin(self, binding: RankContext, on_cpu: bool) -> None:
         """Begin a step of the binding's layout; see ``OrderedDrive``."""
-        self.start(functools.partial(OrderedDrive, binding, on_cpu), on_cpu)
+
+        def make(lock: Any, worker: Worker | None) -> OrderedDrive:
+            return OrderedDrive(binding, on_cpu, self.attempt, lock, worker)
+
+        self.start(make, on_cpu)
 
     def arrive(self, gradients: Mapping[int, torch.Tensor], done: Done) -> None:
         """Accept gradients by slot. They are final and disjoint, and averages will replace them.

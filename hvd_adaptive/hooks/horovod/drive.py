@@ -59,7 +59,6 @@ class HorovodDrive(Drive):
     """Take one step to its end.
 
     Args:
-        attempt: Not used: attempts are counted for the ranks (unfinished.py).
         layout: The layout; None if no optimizer names gradients. They are then laid out when all
             have arrived.
         last_generation: Horovod's generation when the compressor's last step ended; None if there
@@ -82,7 +81,6 @@ class HorovodDrive(Drive):
     def __init__(
         self,
         binding: Binding,
-        attempt: int,
         lock: Any,
         worker: Worker | None,
         *,
