@@ -7,17 +7,14 @@ import functools
 import inspect
 import logging
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
+from hvd_adaptive.codec.codec import Codec
 from hvd_adaptive.keywords import check_keywords_only
-from hvd_adaptive.settings import UNCHANGEABLE, keyword_of
-
-if TYPE_CHECKING:
-    from hvd_adaptive.codec.codec import Codec
-    from hvd_adaptive.settings import Settings
-    from hvd_adaptive.training import Training
+from hvd_adaptive.settings import UNCHANGEABLE, Settings, keyword_of
+from hvd_adaptive.training import Training
 
 logger = logging.getLogger("hvd_adaptive")
 

@@ -19,17 +19,12 @@ ARGUMENTS = ("average", "op", "prescale_factor", "postscale_factor", "process_se
 
 
 class Differentiable:
-    """The context of a tensor that requires a gradient.
-
-    Attributes:
-        ctx: The context for ``decompress``.
-        arguments: Arguments of the allreduce of the tensor.
-        gradient: Gradient of the result, between the two functions' backward passes.
-    """
+    """The context of a tensor that requires a gradient; ``ctx`` is that for ``decompress``."""
 
     def __init__(self, ctx: Any) -> None:
         self.ctx = ctx
-        self.arguments: dict[str, Any] = {}
+        self.arguments: dict[str, Any] = {}  # of the allreduce of the tensor
+        # That of the result, between the two functions' backward passes.
         self.gradient: torch.Tensor | None = None
 
     def sent(self, tensor: torch.Tensor, placeholder: torch.Tensor) -> torch.Tensor:

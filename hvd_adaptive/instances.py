@@ -18,13 +18,10 @@ class Instance:
 
     Compressors are numbered in the order in which they first need one. The program determines this
     order, so it is usually the same on all ranks; if it is not, they agree on a new number.
-
-    Attributes:
-        number: The number; None until it is needed.
     """
 
     def __init__(self, number: int | None = None) -> None:
-        self.number = number
+        self.number = number  # None until it is needed
 
     def bind(self) -> int:
         """Return the number, the next free one if there is none."""

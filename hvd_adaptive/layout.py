@@ -165,9 +165,7 @@ def build_layout(
     Args:
         members: The tensors, in the order in which the model registers them.
         min_numel: Least number of coordinates of a quantised member.
-        bucket_size: Coordinates of a bucket.
         tail: "quantize" or "full", for a group's partial last bucket.
-        most_coordinates: Most coordinates of a group.
         by_name: Cut in natural order of names instead.
         as_given: Slots number members in the given order, not in that of names.
         before: Number of coordinates that the backward pass reaches after these members. None: all

@@ -28,7 +28,6 @@ class Parts(dict[str, Codec]):
     table of its own and the compressor's keywords, except for its bits.
 
     Args:
-        default: Codec of the default part.
         make: Function that returns a new codec with some keywords changed.
 
     Raises:

@@ -30,13 +30,9 @@ DTYPES = [str(dtype).removeprefix("torch.") for dtype in DTYPE_CODES]
 class Training:
     """State of one compressor for the package's other modules; users read ``report()``.
 
-    Args:
-        parts: The compressor's codecs.
-
     Attributes:
         updates: When tables are refitted.
         meter: Measures what is sent, for ``report``.
-        residuals: Residuals of error feedback, or None.
         instance: Number of the compressor in its random streams.
         encodes: Calls of ``encode`` without a seed.
         loads: States that were loaded.

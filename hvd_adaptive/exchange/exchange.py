@@ -208,12 +208,9 @@ class Failures:
        number (``everywhere``). Either every rank completes the step or none does.
 
     These numbers are the step's last message. If it is corrupted, ranks may read it differently.
-
-    Attributes:
-        first: The error to raise.
     """
 
-    first: PayloadError | None = None
+    first: PayloadError | None = None  # the error to raise
     _number: int = 0
 
     def note(self, index: int, error: PayloadError) -> None:

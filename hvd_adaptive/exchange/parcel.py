@@ -50,7 +50,6 @@ class RandomStream(NamedTuple):
 
     Attributes:
         number: Number of the compressor, the same on all ranks.
-        seed: The compressor's seed.
         group: Number of the group and attempt (``random.group_number``).
     """
 
@@ -65,8 +64,6 @@ class Parcel:
     """One group of one step, on this rank.
 
     Attributes:
-        codec: Codec of the group's part.
-        dtype: Dtype of the group.
         quantized: Number of quantised coordinates, which come first.
         full: Number of full-precision coordinates.
         stream: Names the group's random numbers.
@@ -74,7 +71,6 @@ class Parcel:
         layout: Fingerprint of the layout, for payloads' headers.
         ranks: The ranks that exchange the group, in the exchange's order; () for all.
         memory: Owner of memory that may be used until the exchange's next collective.
-        meter: Figures of the step.
         residuals: Residuals of error feedback of this rank; None without.
         after: Receives the group's residual after this step, by group.
         unchecked: Receives functions that raise PayloadError if what was decoded is corrupt; they

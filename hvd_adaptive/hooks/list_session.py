@@ -117,9 +117,8 @@ class ListSession(TensorSession):
         """Return the averages, a step of the compressor.
 
         Args:
-            tensors: The tensors, which averages may replace if ``are_copies``.
             needed: By position, whether the average is to have a gradient; () if none is.
-            are_copies: They are copies.
+            are_copies: The tensors are copies, which averages may replace.
         """
         world = self._current_world()
         if not are_copies:

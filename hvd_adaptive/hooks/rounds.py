@@ -38,9 +38,6 @@ class RoundExchange:
     Layout, keys, residuals, fits and checks are those of a step. All fragments are laid out
     together, each dtype of each in groups of its own, and a step sends those of one fragment.
     ``wait`` returns when no average is in progress in another thread.
-
-    Attributes:
-        session: Connects the compressor; None without one.
     """
 
     def __init__(
@@ -52,7 +49,7 @@ class RoundExchange:
         self.world = world
         self._label = getattr(world, "label", "local")
         self._laid_out: Any = None  # the fragments, which names come from, and parameters' ``id``
-        self.session: RoundSession | None = None
+        self.session: RoundSession | None = None  # without a compressor
         if compressor is not None:
             self.session = RoundSession(compressor, world, self._label, wait)
             self.session.reconnect()

@@ -37,10 +37,8 @@ def draw_buckets(
         groups: Groups; those of ``part`` are drawn from.
         flat_of: Function that returns a group's coordinates, quantised ones first. It is called
             only for groups that are drawn from, and the result is not read after the next call.
-        bucket_size: Coordinates of a bucket.
         count: Most buckets.
         key: 64 bits that select the random numbers; each part has its own.
-        part: A part of the parameters.
         quantized_of: Function that returns the number of a group's quantised coordinates.
 
     Returns:

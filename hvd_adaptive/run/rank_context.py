@@ -28,7 +28,6 @@ class RankContext:
     Attributes:
         world: A transport.world.World, or an object with its methods.
         layout: The layout; None until the gradients are known.
-        exchange_name: Name of the exchange.
         name: Beginning of the names of collectives.
         agreed: The settings that ranks must have alike; ``settings_row`` describes them.
         has_agreed: Ranks have agreed in a step with these settings.

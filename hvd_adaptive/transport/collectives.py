@@ -191,7 +191,6 @@ class Among(Collective):
     Attributes:
         members: The ranks, in the order of ``request``.
         request: Their collective.
-        ranks: Number of all ranks.
         local: The members share a node, so that nothing is sent over the network.
     """
 

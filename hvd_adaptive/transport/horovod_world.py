@@ -230,7 +230,6 @@ class HorovodRounds(HorovodWorld):
     They serve sessions in which all gradients arrive at once.
 
     Args:
-        process_set: The process set; all ranks if None.
         label: Beginning of the names of collectives, the same on all ranks. No other object of this
             process may have it.
     """

@@ -44,9 +44,6 @@ class BucketSession(ApartFromHorovod):
        be needed earlier, they are averaged in full precision.
     3. ``finish`` completes a step. It is called in the hook if the driver sends nothing before, and
        else when autograd ends the backward pass: DDP may skip buckets, the last one included.
-
-    Args:
-        group: The ranks' process group; the default one if None.
     """
 
     compressor: GradientCompressor

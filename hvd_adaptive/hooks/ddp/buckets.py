@@ -149,7 +149,6 @@ class BucketBinding(RankContext):
         first.
 
         Args:
-            buckets: The buckets.
             names: The parameters' names by ``id``.
             rebuilt: Whether the parameters of each bucket are in the order of arrival, as DDP
                 builds buckets after the first step, and not in the model's.

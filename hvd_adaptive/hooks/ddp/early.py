@@ -20,7 +20,7 @@ import torch
 from hvd_adaptive.base.tensors import HostCopy, stacked
 from hvd_adaptive.layout import Layout
 
-# Hands gradients over by slot.
+# Receives gradients by slot, views of the buckets' memory.
 HandOver = Callable[[Mapping[int, torch.Tensor]], None]
 NO_PASS = -1
 _INTEGERS = {2: torch.int16, 4: torch.int32, 8: torch.int64}  # by bytes
@@ -41,9 +41,6 @@ class EarlyGroups:
     2. The caller hands over ``rest_of`` each bucket that DDP's hook receives.
     3. ``begin`` a step after its first bucket.
     4. ``end`` a step, or ``stop`` it.
-
-    Args:
-        hand_over: Receives views of the buckets' memory.
 
     Attributes:
         sent: Slots that were handed over in this step.

@@ -20,7 +20,6 @@ class ShardedModule:
     """A module of the model.
 
     Attributes:
-        name: Its name in the model.
         numel: The number of its parameters' coordinates.
         padding: Coordinates of a shard, on average, that FSDP2 adds so that shards are equal.
         group: What it reduces; None until its first call.
@@ -75,8 +74,6 @@ class ShardedModules:
         """Return a module's coordinates, those in full precision last, and their parcel.
 
         Args:
-            index: The module.
-            flat: What it reduces.
             factor: Scale of the sum over ranks.
             call: Number of the call among those of the module in this step, from 0.
         """

@@ -113,10 +113,8 @@ class ShardedSession(ApartFromHorovod):
         """Average a module's tensor over ranks, a collective.
 
         Args:
-            index: The module.
             flat: What is averaged, 1-D; with shards, those of all ranks in their order.
             out: Receives the average, or this rank's shard of it; may be ``flat``.
-            group: The process group.
             factor: Scale of the sum over ranks.
         """
         if self._mismatch is not None:
