@@ -94,9 +94,10 @@ def find_topology(nodes: Sequence[int], rank: int) -> Topology:
 class HierarchicalExchange(Exchange):
     """Average inside nodes, exchange between nodes, and distribute inside nodes."""
 
+    _topology: Topology  # after ``set_up``
+
     def __init__(self, rank_info: RankInfo) -> None:
         super().__init__(rank_info)
-        self._known: Topology | None = None
         self.is_set_up = False
         if rank_info.nodes:
             self._know(rank_info.nodes)
@@ -140,16 +141,10 @@ class HierarchicalExchange(Exchange):
         return between if self._topology.is_alone else 2 + between
 
     def _know(self, nodes: Sequence[int]) -> None:
-        self._known, self.is_set_up = find_topology(nodes, self.rank), True
-        self.averages_of = self._known.between.averages_of
-        if self._known.shares_one_node:
+        self._topology, self.is_set_up = find_topology(nodes, self.rank), True
+        self.averages_of = self._topology.between.averages_of
+        if self._topology.shares_one_node:
             logger.info("all %d ranks share a node: nothing is compressed", self.ranks)
-
-    @property
-    def _topology(self) -> Topology:
-        if self._known is None:
-            raise RuntimeError("exchange='hierarchical': nodes are known only after set_up")
-        return self._known
 
     def average(self, parcel: Parcel, flat: torch.Tensor, values: torch.Tensor) -> Route:
         """Average a group as ``Exchange.average`` says, in the three steps of this module."""

@@ -36,13 +36,15 @@ class ShardedModule:
 class ShardedModules:
     """The modules of one model, by their index, and the part of the parameters that each is in.
 
-    What a module reduces are the ``shards`` of all ranks; else one shard.
+    What a module reduces are the ``shards`` of all ranks; else one shard. ``buckets`` are those
+    drawn in this step, by part: some of each call, and how many each of these stands for.
     """
 
     def __init__(
         self, compressor: GradientCompressor, modules: Sequence[ShardedModule], shards: bool
     ) -> None:
         self._compressor, self._modules, self._shards = compressor, list(modules), shards
+        self.buckets: dict[str, list[tuple[list[torch.Tensor], float]]] = {}
         self.relabel()
 
     def __getitem__(self, index: int) -> ShardedModule:
@@ -95,7 +97,7 @@ class ShardedModules:
             meter=compressor._training.meter,
         )
 
-    def portion(self, index: int, of_part: int) -> int:
+    def _portion(self, index: int, of_part: int) -> int:
         """Return a module's portion of a number: its share of the coordinates of its part."""
         part = self._modules[index].group.part
         labelled = zip(self._modules, self._labels, strict=True)
@@ -122,30 +124,19 @@ class ShardedModules:
         ]
         return Layout(members, groups, digest(groups))
 
-
-class ModuleSamples:
-    """The buckets of one step, by part."""
-
-    def __init__(self, compressor: GradientCompressor, modules: ShardedModules) -> None:
-        self._compressor, self._modules = compressor, modules
-        self._of: dict[str, list[tuple[list[torch.Tensor], float]]] = {}
-
-    def clear(self) -> None:
-        self._of.clear()
-
     def draw(self, index: int, flat: torch.Tensor, rank: int, call: int) -> None:
         """Keep copies of buckets of a module: its share of those of its part.
 
         ``flat`` is what it reduces, the shards of all ranks in their order. No bucket has
         coordinates of two shards. ``call`` numbers the calls of the module in this step, from 1.
         """
-        compressor, module = self._compressor, self._modules[index]
+        compressor, module = self._compressor, self[index]
         settings, group = compressor.settings, module.group
         most = compressor.parts[group.part].adaptation.samples
         rows = flat.view(-1, module.length)[:, : group.quantized // (flat.numel() // module.length)]
         per_row = -(-rows.shape[1] // settings.bucket_size)
         total = per_row * len(rows)
-        count = min(total, max(1, self._modules.portion(index, most)))
+        count = min(total, max(1, self._portion(index, most)))
         key = compressor._training.instance.key(settings.seed, rank, compressor.step, Use.SAMPLE)
         inside = (index << 32) + call
         draw = np.random.Generator(np.random.Philox(key=key + (inside << 64)))
@@ -154,11 +145,11 @@ class ModuleSamples:
             rows[place // per_row].split(settings.bucket_size)[place % per_row].float().clone()
             for place in chosen
         ]
-        self._of.setdefault(group.part, []).append((buckets, total / count))
+        self.buckets.setdefault(group.part, []).append((buckets, total / count))
 
     def drawn(self, count: int, part: str) -> Sample:
         """Return the buckets of a part; each weighs as many as it stands for, 1 on average."""
-        kept = self._of.get(part, [])
+        kept = self.buckets.get(part, [])
         drawn = sum(len(buckets) for buckets, _ in kept)
         total = sum(len(buckets) * weight for buckets, weight in kept)
         sample = Sample()

@@ -18,7 +18,7 @@ from hvd_adaptive.compressor import GradientCompressor
 from hvd_adaptive.connection import ApartFromHorovod
 from hvd_adaptive.exchange.exchange import Failures, RankInfo, carry_out
 from hvd_adaptive.exchange.scatter_reduce import ShardReduce
-from hvd_adaptive.hooks.fsdp.modules import ModuleSamples, ShardedModule, ShardedModules
+from hvd_adaptive.hooks.fsdp.modules import ShardedModule, ShardedModules
 from hvd_adaptive.run.agreement import compare_settings, differences, disagreement, position
 from hvd_adaptive.run.rank_context import RankContext
 from hvd_adaptive.run.rounded_zeros import RoundedZeros
@@ -73,7 +73,7 @@ class ShardedSession(ApartFromHorovod):
         self._mismatch: RankMismatchError | None = None  # of the positions
         # Modules whose average was computed from payloads that are not compared yet.
         self._unchecked: list[tuple[int, Callable[[], None]]] = []
-        self._samples, self._is_sampled = ModuleSamples(compressor, self._modules), False
+        self._is_sampled = False
         self._zeros: RoundedZeros | None = None
         self._device = torch.device("cpu")
         self._warn_of_no_use = WarnOnce(logger, is_first_rank())
@@ -95,7 +95,7 @@ class ShardedSession(ApartFromHorovod):
         """Give up the step in progress: what is reduced next is of another attempt."""
         if self._calls:
             self._calls.clear()
-            self._samples.clear()
+            self._modules.buckets.clear()
             self._unchecked.clear()
             self._failures, self._mismatch = Failures(), None
             self.compressor._training.meter.give_up()
@@ -131,7 +131,7 @@ class ShardedSession(ApartFromHorovod):
         self._calls[index] += 1
         self._attempts[index] += 1
         if self._is_sampled and module.group.quantized:
-            self._samples.draw(index, flat, world.rank, self._attempts[index])
+            self._modules.draw(index, flat, world.rank, self._attempts[index])
         call = self._attempts[index] - 1
         ordered, parcel = self._modules.parcel(index, flat, factor, call)
         if self._zeros is not None:
@@ -189,14 +189,14 @@ class ShardedSession(ApartFromHorovod):
             raise
         if self._is_sampled:
             parts = self._modules.parts_of(self._calls)
-            compressor._training.updates.run(step, self._samples.drawn, self._binding.sync(), parts)
+            compressor._training.updates.run(step, self._modules.drawn, self._binding.sync(), parts)
         layout = self._binding.layout = self._modules.layout()
         if self._zeros is not None and step >= compressor.settings.warmup_steps:
             compressor.parts.looked_for_zeros(self._zeros.tell(layout.members))
         compressor.step += 1
         self._calls.clear()
         self._attempts.clear()
-        self._samples.clear()
+        self._modules.buckets.clear()
         compressor._training.meter.finish()
         self._binding.monitored.step_ended(self._binding, step, layout, self._device)
 
