@@ -82,12 +82,11 @@ class BucketSession(ApartFromHorovod):
         """Give up the step in progress, and leave the ranks."""
         self.abandon()
         self._early.remove()
-        world, self._world, self._binding = self._world, None, None
-        of_names, self._names_world = self._names_world, None
+        for world in (self._world, self._names_world):
+            if world is not None:
+                world.close()
+        self._world = self._names_world = self._binding = None
         self.was_used = True
-        for used in (world, of_names):
-            if used is not None:
-                used.close()
 
     def rebind(self) -> None:
         self.abandon()
