@@ -91,8 +91,8 @@ def finished(
     return {"status": STOPPED if status is None else status, "s": seconds, "end": end}
 
 
-def speed(arguments: argparse.Namespace, known: dict[str, Any], keep: Callable) -> dict[str, Any]:
-    """Return {label: seconds of each action}; ``keep`` gets them after each case."""
+def speed(arguments: argparse.Namespace) -> dict[str, Any]:
+    """Return {label: seconds of each action}, which are kept after each case."""
     options = codec.Options(
         table_bits=BITS,
         codings=("fixed",),
@@ -100,7 +100,7 @@ def speed(arguments: argparse.Namespace, known: dict[str, Any], keep: Callable) 
         rounds=arguments.rounds,
         device=arguments.device.type,
     )
-    results = dict(known)
+    results = dict(arguments.results.get("speed", {}))
     for label, scheme in codec.cases(options).items():
         if label in results or time.monotonic() > arguments.end - RESERVED_S:
             continue
@@ -111,7 +111,7 @@ def speed(arguments: argparse.Namespace, known: dict[str, Any], keep: Callable) 
             torch.cuda.empty_cache()
             continue
         print("  " + row(label, results[label], options.coordinates), flush=True)
-        keep(results)
+        arguments.keep("speed", results)
     return results
 
 
@@ -190,9 +190,10 @@ PARTS: dict[str, Callable[[argparse.Namespace], dict[str, Any]]] = {
     "facts": facts,
     "equal": equal,
     "large": large,
+    "speed": speed,
     "latency": latency,
-    "suite": suite,
     "ranks": ranks,
+    "suite": suite,
 }
 
 
@@ -200,7 +201,7 @@ def main(words: list[str] | None = None) -> int:
     """Measure what is missing; return 1 if something differs or failed."""
     parser = script_parser(__doc__)
     parser.add_argument("--output", type=Path, default=Path("gpu.json"))
-    parser.add_argument("--parts", nargs="+", choices=(*PARTS, "speed"))
+    parser.add_argument("--parts", nargs="+", choices=PARTS)
     parser.add_argument("--horovod", type=Path, metavar="FOLDER")
     parser.add_argument("--device", type=torch.device, default=torch.device("cuda"))
     parser.add_argument("--coordinates", type=int, default=100_000_000)
@@ -219,24 +220,21 @@ def main(words: list[str] | None = None) -> int:
         results[name] = result
         arguments.output.write_text(json.dumps(results, indent=1), encoding="utf-8")
 
-    order = ["facts", "equal", "large", "speed", "latency", "ranks", "suite"]
-    for name in [name for name in order if name in (arguments.parts or order)]:
+    arguments.results, arguments.keep = results, keep
+    for name in [name for name in PARTS if name in (arguments.parts or PARTS)]:
         begin = time.monotonic()
         ended = name in results and name != "speed" and not failed(results[name])
         if begin > arguments.end or ended:
             continue
         print(f"{name}:", flush=True)
         try:
-            if name == "speed":
-                known = results.get(name, {})
-                result = speed(arguments, known, lambda own: keep("speed", own))
-            else:
-                result = PARTS[name](arguments)
+            result = PARTS[name](arguments)
+            if name != "speed":
                 print("  " + json.dumps(result, indent=1).replace("\n", "\n  "), flush=True)
         except Exception as error:  # the other parts are still worth their time
             result = {"error": repr(error)}
             print(f"  {error!r}", flush=True)
-            if name == "speed":
+            if name == "speed":  # it has kept what it measured
                 continue
         keep(name, result)
         print(f"  {time.monotonic() - begin:.0f} s", flush=True)
