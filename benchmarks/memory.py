@@ -124,21 +124,18 @@ def main() -> None:
     os.environ.setdefault("HOROVOD_FUSION_THRESHOLD", "0")
     hvd.init()
 
-    def make() -> Any:
-        return method.scheme()
-
     lines = []
     if args.parameters:
-        peak(make, 1_000_000)  # compiles
+        peak(method.scheme, 1_000_000)  # compiles
         stock, _ = peak(lambda: hvd.Compression.none, args.parameters)
-        measured, told = peak(make, args.parameters)
+        measured, told = peak(method.scheme, args.parameters)
         lines += [
             f"peak of {args.parameters:,} coordinates, {hvd.size()} ranks, MB beyond gradients:",
             f"  stock float32 {stock / 1e6:.1f}; {args.scheme} {measured / 1e6:.1f}, "
             f"of which report() tells {told / 1e6:.1f}",
         ]
     if args.steps:
-        grown = growth(make(), args.steps, args.width, progress=True)
+        grown = growth(method.scheme(), args.steps, args.width, progress=True)
         lines += [
             f"from step {args.steps // 10:,} to step {args.steps:,} {args.scheme} grew by "
             + ", ".join(f"{count:+,} {name}" for name, count in grown.items())
