@@ -105,13 +105,12 @@ class StepMeter:
 
     def add(self, group: int | None = None, /, **amounts: float) -> None:
         """Add amounts to fields of the step, and of one of its groups."""
-        of_step, of_group = vars(self.current), None
+        targets = [vars(self.current)]
         if self.detailed and group is not None:
-            of_group = vars(self._groups.setdefault(group, StepFigures()))
-        for field, amount in amounts.items():
-            of_step[field] += amount
-            if of_group is not None:
-                of_group[field] += amount
+            targets.append(vars(self._groups.setdefault(group, StepFigures())))
+        for figures in targets:
+            for field, amount in amounts.items():
+                figures[field] += amount
 
     def look(
         self, decoded: torch.Tensor, bucket_size: int, group: int, without_zeros: bool = False
