@@ -5,6 +5,7 @@ No function waits for a whole device. What concerns streams does nothing for ten
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Hashable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -154,6 +155,7 @@ def all_finite(tensors: Iterable[torch.Tensor]) -> bool:
     return bool(Finite(tensors))
 
 
+@functools.cache
 def wide_of(dtype: torch.dtype) -> torch.dtype:
     """Return the dtype in which tensors of ``dtype`` are summed, float32 or float64: sums in
     float16 overflow beyond 65,504, and Horovod reduces no bfloat16.

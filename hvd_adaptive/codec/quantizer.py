@@ -43,11 +43,12 @@ class Quantizer(ABC):
     def __init__(self, settings: Settings) -> None:
         self.settings = settings
         # ``set`` calls a custom scheme's constructor again.
-        for cached in ("codec_fingerprint", "settings_fingerprint", "described"):
+        names = ("codec_fingerprint", "settings_fingerprint", "described", "leaves_zeros_out")
+        for cached in names:
             self.__dict__.pop(cached, None)
         self.warn_of_copies = WarnOnce(logger)
 
-    @property
+    @functools.cached_property
     def leaves_zeros_out(self) -> bool:
         """Return whether bodies hold the coordinates that are not zero (coding/zeros.py)."""
         return self.settings.keep_zeros and not self.has_zero
