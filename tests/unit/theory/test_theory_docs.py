@@ -47,4 +47,7 @@ def test_files_that_the_page_names_exist():
     for name in tests:
         assert (PAGE.parents[1] / "tests" / "unit" / name).is_file(), name
     for name in sources:
-        assert (Path(theory.__file__).parents[1] / name).is_file(), name
+        folder = (
+            PAGE.parents[1] if name.startswith("research/") else Path(theory.__file__).parents[1]
+        )
+        assert (folder / name).is_file(), name
