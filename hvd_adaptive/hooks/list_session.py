@@ -129,8 +129,9 @@ class ListSession(TensorSession):
         present = self._present
         if not any(present):
             return list(tensors)
+        device = _device_of(tensors)
         averages = [
-            self._zeros(slot, _device_of(tensors)) if tensor is None else tensor
+            self._zeros(slot, device) if tensor is None else tensor
             for slot, tensor in enumerate(tensors)
         ]
         self._take_step(world, averages)

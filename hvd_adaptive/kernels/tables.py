@@ -136,6 +136,7 @@ def padded_values(values: torch.Tensor, packing: Packing) -> torch.Tensor:
     return padded
 
 
+@functools.lru_cache(maxsize=64)
 def interval_ends(table: KernelTable) -> np.ndarray:
     """Return the ends of the intervals between the levels around r, ascending: float32."""
     return np.append(table.lower, np.float32(1))

@@ -145,7 +145,8 @@ class OrderedDrive(Drive):
         """Deliver averages that have been received; with residuals all are delivered at the end."""
         delivered = False
         while self._deliveries and self.binding.compressor._training.residuals is None:
-            if not self.step.is_back(self._deliveries[0][0]):
+            gradients, _ = self._deliveries[0]
+            if not self.step.is_back(gradients):
                 break
             self._deliver(None)
             delivered = True
@@ -173,7 +174,8 @@ class OrderedDrive(Drive):
     def fail(self, error: BaseException) -> None:
         self.error = error
         while self._deliveries:
-            self._deliveries.popleft()[1](error)
+            _, done = self._deliveries.popleft()
+            done(error)
         self.over.set()
 
 

@@ -52,11 +52,8 @@ def bucket_norms(flat, bucket_size, norm):
 
 
 def errors(flat: torch.Tensor, bucket_size: int, norm: str, table: KernelTable) -> torch.Tensor:
-    arrays = _ends(table), table.search, table.corrections
+    arrays = interval_ends(table), table.search, table.corrections
     return torch.from_numpy(_errors(flat.numpy(), bucket_size, norm == "linf", *arrays))
-
-
-_ends = functools.lru_cache(maxsize=64)(interval_ends)
 
 
 _NO_CELLS, _NO_TREE = np.zeros(1, np.uint8), np.zeros(1, np.float32)
