@@ -69,15 +69,18 @@ class LevelTable:
     def from_levels(
         cls, levels: Sequence[float] | torch.Tensor, bits: int, symmetric: bool
     ) -> LevelTable:
-        """Return the table of ascending signed levels; raise ValueError if they are invalid."""
+        """Return the table of ascending signed levels; raise ValueError if they are invalid. They
+        are symmetric up to the rounding of float32, as those of ``torch.linspace`` are.
+        """
         try:
             values = np.array(torch.as_tensor(levels, dtype=torch.float64, device="cpu").tolist())
         except (TypeError, ValueError, RuntimeError):
             raise ValueError(f"table: must be a list of numbers, not {levels!r}") from None
         if values.ndim != 1 or not np.all(np.isfinite(values)) or np.any(np.diff(values) <= 0):
             raise ValueError(f"table: must be a strictly increasing list of levels: {levels!r}")
-        if not np.array_equal(values, -values[::-1]):
+        if np.abs(values + values[::-1]).max(initial=0.0) > 4 * np.finfo(np.float32).epsneg:
             raise ValueError(f"table: levels must be symmetric about zero: {values.tolist()}")
+        values = (values - values[::-1]) / 2
         return cls(bits, symmetric, values[values >= 0])
 
     @property

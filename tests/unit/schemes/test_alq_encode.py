@@ -60,6 +60,16 @@ def test_good_tables_are_taken_as_they_are():
     assert ALQ(bits=3, table=SEVEN).levels.tolist() == SEVEN
 
 
+@pytest.mark.parametrize("bits", [3, 5, 8])
+def test_a_table_may_be_symmetric_up_to_rounding(bits):
+    """torch.linspace(-1, 1, 31) has -5e-8 for 0, and pairs that differ in their last bits."""
+    count = 2**bits - 1
+    levels = ALQ(bits=bits, table=torch.linspace(-1, 1, count)).levels
+    assert levels[count // 2] == 0 and torch.equal(levels, -levels.flip(0))
+    exact = torch.arange(-(count // 2), count // 2 + 1, dtype=torch.float64) / (count // 2)
+    assert float((levels - exact).abs().max()) < 1e-7
+
+
 @pytest.mark.parametrize(
     ("flat", "said"),
     (
