@@ -33,13 +33,19 @@ class _Ended(BaseException):
     """Ends a task's thread after the run."""
 
 
+def _closed_lock() -> threading.Lock:
+    lock = threading.Lock()
+    lock.acquire()
+    return lock
+
+
 @dataclass(eq=False)
 class Task:
-    """name: for messages.  serves: it need not end, as a worker."""
+    """name: for messages.  serves: it need not end, as a worker.  go: open when it is its turn."""
 
     name: str
     serves: bool
-    go: threading.Semaphore = field(default_factory=lambda: threading.Semaphore(0))
+    go: threading.Lock = field(default_factory=_closed_lock)
     ready: Callable[[], bool] = lambda: True
     waits_for: str = "its turn"
     alive: bool = True
@@ -53,9 +59,10 @@ class Schedule:
     """
 
     def __init__(self, choose: Callable[[list], Any]) -> None:
-        self.choose, self._tasks, self._control = choose, [], threading.Semaphore(0)
+        self.choose, self._tasks, self._ended = choose, [], _closed_lock()
         self.current: Task | None = None
         self._over = False
+        self._error: BaseException | None = None
         self.events: Callable[[], list[Callable[[], None]]] = list
 
     def add(self, name: str, work: Callable[[], None], serves: bool = False) -> Task:
@@ -72,7 +79,7 @@ class Schedule:
             except BaseException as error:
                 task.error = error
             task.alive = False
-            self._control.release()
+            self._hand_over()
 
         threading.Thread(target=run, daemon=True).start()
         self._tasks.append(task)
@@ -82,39 +89,55 @@ class Schedule:
         """The running task goes on later, when ``ready()``."""
         task = self.current
         task.ready, task.waits_for = ready, waits_for
-        self._control.release()
-        task.go.acquire()
+        if not self._over and not self._hand_over(task):
+            task.go.acquire()
         if self._over:
             raise _Ended
 
     def run(self) -> None:
         """Until all is done; raise the first error of a task."""
-        try:
-            while any(task.alive and not task.serves for task in self._tasks):
-                able: list[Any] = [t for t in self._tasks if t.alive and t.ready()]
-                able += self.events()
-                if failed := next((t.error for t in self._tasks if t.error is not None), None):
-                    raise failed
-                if not able:
-                    waiting = [f"{t.name} waits for {t.waits_for}" for t in self._tasks if t.alive]
-                    raise DeadlockError("; ".join(waiting))
-                chosen = self.choose(able)
-                if isinstance(chosen, Task):
-                    self._turn(chosen)
-                else:
-                    chosen()
-        finally:
-            self._over = True  # what a task does from now on is no part of the run
-            for task in self._tasks:
-                if task.alive:
-                    self._turn(task)
-        if failed := next((t.error for t in self._tasks if t.error is not None), None):
+        self._hand_over()
+        self._ended.acquire()
+        self._over = True  # what a task does from now on is no part of the run
+        for task in self._tasks:
+            if task.alive:
+                self.current = task
+                task.go.release()
+                self._ended.acquire()
+        if failed := self._error or next((t.error for t in self._tasks if t.error), None):
             raise failed
 
-    def _turn(self, task: Task) -> None:
-        self.current = task
-        task.go.release()
-        self._control.acquire()
+    def _hand_over(self, running: Task | None = None) -> bool:
+        """Choose who goes on, in the thread that stops: is it the same task?"""
+        following = None
+        if not self._over:
+            try:
+                following = self._next()
+            except BaseException as error:
+                self._error = error
+        if following is None:
+            self._ended.release()
+            return False
+        self.current = following
+        if following is not running:
+            following.go.release()
+        return following is running
+
+    def _next(self) -> Task | None:
+        """The task that goes on; None if all is done."""
+        while any(task.alive and not task.serves for task in self._tasks):
+            able: list[Any] = [t for t in self._tasks if t.alive and t.ready()]
+            able += self.events()
+            if failed := next((t.error for t in self._tasks if t.error is not None), None):
+                raise failed
+            if not able:
+                waiting = [f"{t.name} waits for {t.waits_for}" for t in self._tasks if t.alive]
+                raise DeadlockError("; ".join(waiting))
+            chosen = self.choose(able)
+            if isinstance(chosen, Task):
+                return chosen
+            chosen()
+        return None
 
 
 class Network:
