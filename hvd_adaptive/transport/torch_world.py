@@ -170,9 +170,11 @@ class TorchWorld(World):
     # Collectives of payloads ----------------------------------------------------------------------
 
     def node(self) -> tuple[int, int]:
-        """Return World.node; the first call is a collective."""
-        own = self._nodes[self.rank]
-        return own, self._nodes.count(own)
+        """Return World.node; a collective."""
+        own = torch.tensor([zlib.crc32(socket.gethostname().encode())], device="cpu")
+        hosts = self.gather_equal(own, "nodes")[:, 0].tolist()
+        here = hosts[self.rank]
+        return list(dict.fromkeys(hosts)).index(here), hosts.count(here)
 
     def poll(self, handle: _Handle) -> bool:
         """Return whether a collective has ended and ``synchronize`` only reads its result."""
@@ -229,13 +231,6 @@ class TorchWorld(World):
             return parts
         data = torch.cat(parts)
         return data if handle.gathers else (data, lengths.to(torch.int32))
-
-    @functools.cached_property
-    def _nodes(self) -> list[int]:
-        own = torch.tensor([zlib.crc32(socket.gethostname().encode())], device="cpu")
-        hosts = self.gather_equal(own, "nodes")[:, 0].tolist()
-        known = list(dict.fromkeys(hosts))
-        return [known.index(host) for host in hosts]
 
     def _lengths(self, name: str, parts: Sequence[torch.Tensor]) -> torch.Tensor:
         """Exchange lengths, int64 [sender, receiver], and enlarge frames that were too short."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+
 import pytest
 import torch
 import torch.distributed as dist
@@ -11,6 +13,8 @@ from torch.nn.parallel import DistributedDataParallel
 
 from hvd_adaptive import EDEN, QSGD, LocalSGD, ScatterReduce, SignSGD, average
 from hvd_adaptive.ddp import CompressionState, compression_hook
+from hvd_adaptive.exchange import hierarchical
+from hvd_adaptive.transport.world import find_nodes
 
 RANK, RANKS = dist.get_rank(), dist.get_world_size()
 
@@ -147,3 +151,23 @@ def test_settings_change_while_a_compressor_is_closed(door):
         assert compressor.report()["bits_per_coordinate"] == pytest.approx(bits, abs=0.5)
         compressor.close()
         compressor.set(parameter_bits={"weight": 8})
+
+
+def test_two_lists_are_set_up_at_the_same_time(monkeypatch):
+    """Each in its thread, of which ranks begin one or the other first; nodes are found by a
+    collective."""
+    first = []
+
+    def find_later(world, name):
+        if RANK == 1 and not first:
+            first.append(world)
+            time.sleep(0.5)
+        return find_nodes(world, name)
+
+    monkeypatch.setattr(hierarchical, "find_nodes", find_later)
+    schemes = [QSGD(bits=8, exchange="hierarchical", seed=seed) for seed in (1, 2)]
+    own = torch.full([4096], float(RANK))
+    averages = [average([own], scheme, async_op=True) for scheme in schemes]
+    for each in averages:
+        (result,) = each.wait()
+        assert torch.equal(result, torch.full([4096], (RANKS - 1) / 2))
