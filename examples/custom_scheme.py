@@ -77,7 +77,9 @@ def main(words: list[str] | None = None) -> dict[str, float]:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--bucket-size", type=int, help="coordinates that share one scale")
-    parser.add_argument("--error-feedback", type=weight, metavar="WEIGHT", help="0 to 1, or auto")
+    parser.add_argument(
+        "--error-feedback", type=weight, metavar="WEIGHT", help="above 0 to 1, or auto"
+    )
     parser.add_argument("--exchange", help="how payloads travel")
     parser.add_argument("--no-cuda", action="store_true", help="run on the CPU")
     parser.add_argument("--steps", type=int, default=150)

@@ -6,6 +6,7 @@ import argparse
 import json
 import os
 from collections.abc import Callable, Sequence
+from itertools import zip_longest
 from typing import Any
 
 from rich.console import Console
@@ -13,6 +14,7 @@ from rich.table import Table
 
 Run = Callable[[argparse.Namespace], int]
 WIDTH = 130
+LEAST_TEXT = 24  # characters of a column of text before it is folded
 OK, PROBLEM = 0, 1
 
 
@@ -115,8 +117,11 @@ def seconds(value: float | None) -> str:
 
 
 def print_table(headings: Sequence[str], rows: Sequence[Sequence[str]], **options: Any) -> None:
-    """Print a table to standard output; ``options`` are those of ``make_table``."""
-    console().print(make_table(headings, rows, **options), markup=False)
+    """Print a table to standard output, however narrow the terminal is, with all numbers;
+    ``options`` are those of ``make_table``."""
+    out, table = console(), make_table(headings, rows, **options)
+    out.width = max(out.width, out.measure(table, options=out.options.update(width=1000)).minimum)
+    out.print(table, markup=False)
 
 
 def make_table(
@@ -131,8 +136,13 @@ def make_table(
     hold numbers. ``options`` are those of ``rich.table.Table``."""
     table = Table(caption_justify="left", **options)
     number: Any = {"justify": "right", "no_wrap": True}
-    for place, heading in enumerate(headings):
-        table.add_column(heading, **{"overflow": "fold"} if place < texts else number)
+    text: Any = {"overflow": "fold"}
+    for place, cells in enumerate(zip_longest(headings, *rows, fillvalue="")):
+        width = max(map(len, cells))
+        if place < texts:
+            table.add_column(cells[0], min_width=min(width, LEAST_TEXT), **text)
+        else:
+            table.add_column(cells[0], min_width=width, **number)
     for row, style in zip(rows, styles or [None] * len(rows), strict=True):
         table.add_row(*row, style=style)
     return table

@@ -9,6 +9,7 @@ import sys
 import pytest
 
 from hvd_adaptive.tools.cli import main
+from hvd_adaptive.tools.output import print_table
 
 WORDS = [["schemes"], ["schemes", "ALQ", "--json"], ["doctor", "--help"], ["--version"]]
 
@@ -44,3 +45,12 @@ def test_characters_that_standard_output_lacks_are_replaced(encoding, monkeypatc
     assert main(["schemes"]) == 0
     assert b"ALQ" in written.getvalue() and b"?" in written.getvalue()
     assert capsys.readouterr().err == ""
+
+
+def test_a_table_has_all_its_numbers_on_a_narrow_terminal(monkeypatch, capsys):
+    monkeypatch.setenv("COLUMNS", "30")
+    numbers = [f"{0.218 + k:.3f} (3.12)" for k in range(6)]
+    print_table(("method", *"abcdef"), [("ALQ(bits=3, symmetric=True)", *numbers), ("QSGD", "-")])
+    printed = capsys.readouterr().out
+    assert "…" not in printed and "symmetric=True" in printed
+    assert all(number in printed for number in numbers)
