@@ -78,10 +78,12 @@ class LevelTable:
             raise ValueError(f"table: must be a list of numbers, not {levels!r}") from None
         if values.ndim != 1 or not np.all(np.isfinite(values)) or np.any(np.diff(values) <= 0):
             raise ValueError(f"table: must be a strictly increasing list of levels: {levels!r}")
-        if np.abs(values + values[::-1]).max(initial=0.0) > 4 * np.finfo(np.float32).epsneg:
+        folded, rounding = values / 2 - values[::-1] / 2, 4 * np.finfo(np.float32).epsneg
+        allowed = np.minimum(np.abs(folded) / 1024, rounding)  # a level may be tiny
+        allowed[values.size // 2 : (values.size + 1) // 2] = rounding  # the middle one is zero
+        if np.any(np.abs(values + values[::-1]) > allowed):
             raise ValueError(f"table: levels must be symmetric about zero: {values.tolist()}")
-        values = (values - values[::-1]) / 2
-        return cls(bits, symmetric, values[values >= 0])
+        return cls(bits, symmetric, folded[folded >= 0])
 
     @property
     def levels(self) -> torch.Tensor:

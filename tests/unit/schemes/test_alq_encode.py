@@ -19,6 +19,8 @@ TABLES = {
     "too many": [*EIGHT[:4], 0.0, *EIGHT[4:]],
     "none": [],
     "not symmetric": [*EIGHT[:-2], 0.6, 1],
+    "tiny, not symmetric": [-1, -0.5, -1e-12, 0, 2e-7, 0.5, 1],
+    "tiny, four not symmetric": [-1, -0.5, -0.2, -(2**-40), 2**-23, 0.2, 0.5, 1],
     "not a number": [-1, float("nan"), -0.25, -0.1, 0.1, 0.25, float("nan"), 1],
     "infinite": [-float("inf"), *EIGHT[1:-1], float("inf")],
     "beyond one": [2 * v for v in EIGHT],
