@@ -20,7 +20,7 @@ class Arrivals:
     ``arrive`` may be called by any thread. The other methods need a lock of the caller's, and see
     what arrived before the last ``read``. ``trip.Gradients`` describes those that trips call.
 
-    Until ``write_early`` averages stay in memory of their own, because autograd may still add to
+    While ``is_early`` averages stay in memory of their own, because autograd may still add to
     gradients, and the program may read them. Later ones replace the gradients at once.
 
     Args:
@@ -39,7 +39,7 @@ class Arrivals:
         device: The device of the gradients; the CPU before the first one.
         on_cpu: Whether the first one has arrived, on the CPU.
         mail: Slots of gradients that arrived after the last ``read``.
-        early: The averages that came before ``write_early``, by group.
+        early: The averages that came early and have not replaced gradients, by group.
         kept: The averages that could not be written back, by group.
         lacking: For each group, how many gradients had not arrived at the last ``read``.
     """
@@ -181,13 +181,6 @@ class Arrivals:
                 view_of(piece, tensor).copy_(average[piece.in_group])
             elif tensor is not None and index not in self.kept:
                 self.kept[index] = average.clone()  # its memory is reused
-
-    def write_early(self) -> None:
-        """Write the averages that came early to the gradients, and later ones at once."""
-        self.is_early = False
-        for index, average in self.early.items():
-            self.deliver(index, average)
-        self.early.clear()
 
     def of(self, slot: int, gradient: torch.Tensor) -> torch.Tensor:
         """Return the average of a delivered member that was not written to its memory."""

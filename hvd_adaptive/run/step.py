@@ -33,8 +33,8 @@ class Step(ABC):
        bound on memory. Update steps are not released.
     2. Groups whose first stage has been received submit their second stage. A worker (driver.py)
        also decodes what has been received; averages stay in memory of their own meanwhile.
-    3. ``launch_all`` launches the rest; every gradient has arrived. After ``write_back`` averages
-       replace gradients.
+    3. ``launch_all`` launches the rest; every gradient has arrived. From the first ``write_next``
+       on, averages replace gradients.
     4. ``result`` waits for the groups of a member, and for what was submitted before them.
     5. ``check_everywhere`` raises PayloadError on every rank if a payload arrived corrupt at any of
        them, and ResidualError if residuals have outgrown the gradients. Averages have replaced the
@@ -118,15 +118,20 @@ class Step(ABC):
             self._hold, self._all_arrived, self._factor = False, True, factor
             self._launch()
 
-    def write_back(self) -> None:
-        """Replace gradients by their averages from now on."""
-        if not self.arrivals.is_early:
-            return
+    def write_next(self) -> bool:
+        """Replace the gradients of one more group that came early by their averages, and those of
+        later ones at once; return False if there is none.
+        """
         with self.lock:
-            self.arrivals.read()
-            self.arrivals.write_early()
-            for index in self._returned:
-                self._hold_nothing_but_kept(index)
+            if self.arrivals.is_early:
+                self.arrivals.read()
+                self.arrivals.is_early = False
+            if not self.arrivals.early:
+                return False
+            index, average = self.arrivals.early.popitem()
+            self.arrivals.deliver(index, average)
+            self._hold_nothing_but_kept(index)
+            return True
 
     def result(self, slot: int, absent: bool = False) -> torch.Tensor:
         """Return the reduced gradient of a member, in its own shape and dtype.
@@ -168,11 +173,16 @@ class Step(ABC):
         if self._failed is None:
             trips, residuals = self._trips, self._trips.residuals
             row = [] if residuals is None else residuals.row(self._meter.errors())
-            name = trips.name("corrupt")
-            self._failed, rows = self._failures.everywhere(self.binding.world, name, row)
+            is_alone = self.binding.world.size == 1
+            gather = functools.partial(torch.unsqueeze, dim=0) if is_alone else self._gathered
+            self._failed, rows = self._failures.everywhere(gather, row)
             if residuals is not None:
                 trips.weights, trips.error = residuals.agreed(self.number, rows)
         return self._failed
+
+    def _gathered(self, own: torch.Tensor) -> torch.Tensor:
+        """Return all ranks' tensors of equal shape, the last ones of a step, stacked."""
+        return self.binding.world.gather_equal(own, self._trips.name("corrupt"))
 
     def describe(self) -> str:
         """Return what the step waits for, in lines."""

@@ -79,6 +79,14 @@ class UnorderedStep(Step):
                 self._advance(flight)
             first_is_next = first_is_next and flight.stage > 0
 
+    def _gathered(self, own: torch.Tensor) -> torch.Tensor:
+        """Return all ranks' tensors; averages replace gradients meanwhile, once one has."""
+        world, name = self.binding.world, self._trips.name("corrupt")
+        handle = world.allgather(own, name)
+        while not (self.arrivals.is_early or world.is_left) and self.write_next():
+            pass
+        return world.wait(handle, name).view(world.size, *own.shape)
+
     def _advance_oldest(self) -> None:
         """Wait for the collective that was submitted first, and advance its group."""
         if not self._flying:

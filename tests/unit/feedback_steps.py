@@ -54,7 +54,8 @@ class OneRank(RankContext):
             if gradient is not None:
                 step.arrive(slot, gradient, is_gradient=False)
         step.launch_all(1.0)
-        step.write_back()
+        while step.write_next():
+            pass
         return step
 
     def step(self, gradients) -> list[torch.Tensor | None]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import logging
 import zlib
 from collections import Counter
@@ -220,7 +221,8 @@ class ShardedSession(ApartFromHorovod):
         """Compare the ranks' modules and failures, a collective; see ``finish``."""
         compressor, failures = self.compressor, self._failures
         calls = zlib.crc32(repr(sorted(self._calls.items())).encode())
-        failed, rows = failures.everywhere(world, f"{self._label}.corrupt", [calls])
+        gather = functools.partial(world.gather_equal, name=f"{self._label}.corrupt")
+        failed, rows = failures.everywhere(gather, [calls])
         described = [{"modules": {"those reduced": f"{int(calls):08x}"}} for (calls,) in rows]
         if mismatch := differences(described, range(len(described)), ADVICE):
             raise RankMismatchError(mismatch) from failures.first

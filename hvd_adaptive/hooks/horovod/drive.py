@@ -248,18 +248,17 @@ class HorovodDrive(Drive):
             sync, updates = binding.sync(step.attempt), binding.compressor._training.updates
             updates.run(step.number, step.samples, sync, step.parts)
         step.launch_all(self.read.factor)
-        writes = False
         while not step.is_received:
-            if self.flushed and not writes:
-                step.write_back()  # while the last groups are in flight
-                writes = True
-            yield step.advance()
+            yield step.advance() or (self.flushed and step.write_next())
         if self.read.compares and binding.world.size > 1:
             binding.compare_parameters(step.attempt)
+        if self.flushed:
+            step.write_next()
         step.failed_everywhere()
         while not self.flushed:
             yield None
-        step.write_back()
+        while step.write_next():
+            pass
         step.check_everywhere()
 
     def _agree_on_number(self, name: str) -> None:

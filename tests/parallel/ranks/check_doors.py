@@ -50,12 +50,12 @@ def test_ranks_that_count_differently_agree_on_a_number(errors, exchange):
 @pytest.mark.parametrize("worker", (True, False))
 def test_ranks_share_the_weights(worker):
     """Though their gradients differ; and no collective is added to a step."""
-    weights, gather = [], HorovodWorld.gather_equal
+    weights, wait = [], HorovodWorld.wait
     for feedback in (None, "auto"):
         keywords = {"error_feedback": feedback, "tuning": Tuning(worker=worker)}
         compressor = QSGD(bits=2, bucket_size=64, **keywords)
         model, optimizer = trained(compressor, 2)
-        with patch.object(HorovodWorld, "gather_equal", autospec=True, side_effect=gather) as own:
+        with patch.object(HorovodWorld, "wait", autospec=True, side_effect=wait) as own:
             for _ in range(3):
                 train_steps(model, optimizer, 1)
                 if feedback:

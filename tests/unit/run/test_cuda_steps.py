@@ -54,7 +54,8 @@ def run(rank: Rank, of_step, gpu=None, streams=(), waits=False) -> list[torch.Te
                 stack.enter_context(gpu.on(streams[slot] if streams else gpu.stream))
             step.arrive(slot, own)
     step.launch_all(1.0)
-    step.write_back()
+    while step.write_next():
+        pass
     results = [step.result(slot) for slot in range(len(of_step))]
     step.check_everywhere()
     rank.compressor._training.meter.finish()
