@@ -156,8 +156,8 @@ def _namespaces() -> list[str]:
     return [name for name in names if name.startswith(PREFIX)]
 
 
-def _kill_inside(name: str, seconds: float = 5.0) -> None:
-    deadline = time.monotonic() + seconds
+def _kill_inside(name: str) -> None:
+    deadline = time.monotonic() + 5.0
     while time.monotonic() < deadline:
         found = subprocess.run(
             ["ip", "netns", "pids", name], capture_output=True, text=True, check=False

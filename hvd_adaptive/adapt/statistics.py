@@ -64,20 +64,16 @@ class HistogramStatistic:
     """
 
     def collect(
-        self,
-        buckets: Sequence[torch.Tensor],
-        norms: Sequence[float],
-        weights: Sequence[float] | None = None,
+        self, buckets: Sequence[torch.Tensor], norms: Sequence[float], weights: Sequence[float]
     ) -> np.ndarray:
         """Return the statistics of finite, nonzero buckets (float32, 1-D, of any sizes), given
-        their normalising norms and their weights in a ``Sample``, 1 if None.
+        their normalising norms and their weights in a ``Sample``.
 
         The result is float64 (3, bins + 3), flattened. The columns are sums over the coordinates of
         each bin, of zeros, of ones, and over the buckets. A bucket of weight w adds w times its
         squared norm, w, and the square of the former to the three rows.
         """
         total = np.zeros((3, BINS + 3))
-        weights = [1.0] * len(buckets) if weights is None else weights
         for norm, weight, counts in zip(norms, weights, histograms(buckets, norms), strict=True):
             square = weight * float(norm) ** 2
             total += np.outer([square, weight, square**2], np.append(counts, 1))
@@ -130,10 +126,7 @@ class NormalStatistic:
         self.samples = samples
 
     def collect(
-        self,
-        buckets: Sequence[torch.Tensor],
-        norms: Sequence[float],
-        weights: Sequence[float] | None = None,
+        self, buckets: Sequence[torch.Tensor], norms: Sequence[float], weights: Sequence[float]
     ) -> np.ndarray:
         """Return float64 (samples, 4), flattened.
 
@@ -145,8 +138,7 @@ class NormalStatistic:
             kept = _spread(len(buckets), self.samples)
             moments = [_moments(buckets[i], norms[i]) for i in kept]
             rows[: len(kept), 0] = np.square(np.asarray(norms, np.float64)[kept])
-            sizes = np.array([float(bucket.numel()) for bucket in buckets])
-            sizes = sizes if weights is None else sizes * weights
+            sizes = np.array([float(bucket.numel()) for bucket in buckets]) * weights
             rows[: len(kept), 1] = sizes[kept] * (len(buckets) / len(kept))
             rows[: len(kept), 2:] = stacked(moments).get().numpy()
         return rows.reshape(-1)

@@ -60,7 +60,9 @@ def test_histogram_weighs_coordinates():
     buckets = [normal(1000), 5 * student(130), 0.5 * normal(400, 3)]
     norms = [float(bucket.double().norm()) for bucket in buckets]
     statistic = HistogramStatistic()
-    sums = statistic.collect(buckets, norms).reshape(3, BINS + 3)  # without tail and prior
+    sums = statistic.collect(buckets, norms, np.ones(3)).reshape(
+        3, BINS + 3
+    )  # without tail and prior
     law, plain = (Histogram.from_counts(row[: BINS + 2]) for row in sums[:2])
     magnitudes = np.array([0.004, 0.02, 0.07, 0.2, 1.0])
     levels = np.concatenate([-magnitudes[::-1], magnitudes])
@@ -99,7 +101,7 @@ def test_normal_keeps_as_many_rows_as_samples():
     kept = collected.reshape(20, 4)
     np.testing.assert_allclose(kept[[0, -1], 1], [1.5 * 100, 1.5 * 3000])
     np.testing.assert_allclose(kept[[0, -1], 0], np.square([norms[0], norms[-1]]))
-    joined = statistic.joined([collected, statistic.collect(buckets[:3], norms[:3])])
+    joined = statistic.joined([collected, statistic.collect(buckets[:3], norms[:3], counts[:3])])
     assert joined.shape == statistic.joined([collected]).shape
 
 
