@@ -142,7 +142,7 @@ def report(run: QSVRG, epochs: list[Epoch]) -> None:
         numbers = (f"{value:,}" if value != "" else "" for value in sent)
         rows.append((str(p), f"{epoch.excess:.3e}", f"{0.9**p * epochs[0].excess:.3e}", *numbers))
     headings = ("epoch", "f(y) - f(x*)", "0.9^p bound", "bits, Elias", "bits, bound")
-    print_table(headings, rows, title=title)
+    print_table(headings, rows, texts=0, title=title)
     console = Console(width=100)
     per_update = (bits.coded - 64 * n) / run.iterations - 32
     console.print(
