@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import gc
 import logging
 from collections.abc import Callable, Hashable, Sequence
 from typing import Any
 
 import torch
 
+from hvd_adaptive.base.errors import WarnOnce
 from hvd_adaptive.base.tensors import stream_of
 from hvd_adaptive.compressor import GradientCompressor
 from hvd_adaptive.exchange.auto import EXCHANGES, name_of_exchange
@@ -56,6 +58,9 @@ class RankContext:
         compressor._training.meter.clear()
         compressor._training.instance.bind()
         self.monitored = Monitored(compressor, world.rank)
+        residuals = compressor._training.residuals
+        if residuals is not None and residuals.scaler is None and world.rank == 0:
+            _warn_of_scaler()
 
     @property
     def wants_comparison(self) -> bool:
@@ -171,3 +176,16 @@ class RankContext:
     def sync(self, attempt: int = 0) -> LevelSync:
         """Return the level sync of these ranks; every rank must use it at the same step."""
         return LevelSync(self.world, self.name_at(attempt))
+
+
+def _warn_of_scaler() -> None:
+    """Warn if residuals may have to follow a loss scale: some GradScaler is in this process."""
+    scaler = torch.amp.GradScaler
+    if any(issubclass(type(each), scaler) and each.is_enabled() for each in gc.get_objects()):
+        _scaler_forgotten(
+            "error_feedback: a GradScaler is in use; if it scales this compressor's gradients, "
+            "give it as grad_scaler=, or residuals keep the unit of an earlier loss scale"
+        )
+
+
+_scaler_forgotten = WarnOnce(logger)

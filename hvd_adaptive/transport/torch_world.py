@@ -15,7 +15,9 @@ the rests. Frames become larger. ``forget_lengths`` starts over.
 from __future__ import annotations
 
 import functools
+import logging
 import socket
+import threading
 import weakref
 import zlib
 from collections.abc import Sequence
@@ -30,9 +32,17 @@ import torch.distributed as dist
 from hvd_adaptive.base.tensors import from_host
 from hvd_adaptive.transport.world import World
 
+logger = logging.getLogger("hvd_adaptive")
+
 HEAD = 16  # bytes of a frame before its message: two int64
 # Frames that were too short get a share of the length and these bytes more.
 SLACK, LEAST_SLACK = 32, 64
+# Seconds until a rank that waits for others in its first step logs a warning.
+LATE = 60.0
+NOT_BEGUN = (
+    "rank %d still waits for other ranks, which have not begun their first compressed step: every "
+    "rank must register the hook, or call the same function"
+)
 
 
 @dataclass
@@ -259,7 +269,20 @@ _left: weakref.WeakKeyDictionary[Any, list[Any]] = weakref.WeakKeyDictionary()
 
 
 def _group_like(group: dist.ProcessGroup) -> dist.ProcessGroup:
-    """Return a new group of the same ranks, backends and time limit, which only they create."""
+    """Return a new group of the same ranks, backends and time limit, which only they create.
+
+    It is made in the first step, so a warning is logged if this takes longer than ``LATE`` seconds.
+    """
+    late = threading.Timer(LATE, logger.warning, (NOT_BEGUN, dist.get_rank(group)))
+    late.daemon = True
+    late.start()
+    try:
+        return _made_like(group)
+    finally:
+        late.cancel()
+
+
+def _made_like(group: dist.ProcessGroup) -> dist.ProcessGroup:
     device = torch.device("cpu" if "cpu:" in str(dist.get_backend_config(group)) else "cuda")
     options = getattr(group._get_backend(device), "options", None)
     fillers = _fillers(group)

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import copy
+import gc
 import math
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -12,7 +14,9 @@ from states import through_disk
 from test_feedback import SCHEMES, SIZES
 
 from hvd_adaptive import QSGD
+from hvd_adaptive.base.errors import WarnOnce
 from hvd_adaptive.ddp import CompressionState
+from hvd_adaptive.run import rank_context
 
 SCALES = [2.0**16, 2.0**16, 2.0**17, 2.0**15, 0.5, 0.5]
 
@@ -25,6 +29,21 @@ class Scaler:
 
     def get_scale(self) -> float:
         return self.scale
+
+
+@pytest.mark.parametrize("enabled", (True, False))
+@pytest.mark.parametrize("given", (True, False))
+@pytest.mark.parametrize("feedback", (0.3, None))
+def test_a_forgotten_scaler_is_warned_of(enabled, given, feedback, monkeypatch, caplog):
+    gc.collect()  # no scaler of another test is left
+    monkeypatch.setattr(rank_context, "_scaler_forgotten", WarnOnce(rank_context.logger))
+    scaler = torch.amp.GradScaler("cpu", enabled=enabled)
+    keywords = {"grad_scaler": scaler} if given else {}
+    compressor = QSGD(bits=2, error_feedback=feedback, **keywords)
+    for _ in range(2):
+        rank_context.RankContext(compressor, SimpleNamespace(size=1, rank=0))
+    forgotten = enabled and not given and feedback is not None
+    assert len(caplog.records) == forgotten and ("grad_scaler=" in caplog.text) == forgotten
 
 
 @pytest.mark.many

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import gc
 import logging
 import sys
 import time
@@ -11,6 +12,7 @@ from types import FrameType
 
 import torch
 import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
 
 from hvd_adaptive.base.errors import RankMismatchError, WarnOnce
 from hvd_adaptive.changes import begin_step
@@ -19,7 +21,7 @@ from hvd_adaptive.connection import ApartFromHorovod
 from hvd_adaptive.hooks.ddp.buckets import Bucket, BucketBinding, Pending, compare_names
 from hvd_adaptive.hooks.ddp.early import EarlyGroups
 from hvd_adaptive.hooks.ddp.names import Names
-from hvd_adaptive.run.agreement import compare_settings
+from hvd_adaptive.run.agreement import compare_settings, format_ranks
 from hvd_adaptive.run.ordered_drive import OrderedDriver
 from hvd_adaptive.training import is_first_rank
 from hvd_adaptive.transport.torch_world import TorchWorld
@@ -173,7 +175,7 @@ class BucketSession(ApartFromHorovod):
     def _begin_step(self, bucket: Bucket) -> Pending:
         if self._pending is not None:
             self.abandon()  # backward ended before its last bucket
-        world = self._compared_world()
+        world = self._compared_world(bucket)
         compressor = self.compressor
         begin_step(compressor)
         if self._stale or self._binding is None:
@@ -254,15 +256,35 @@ class BucketSession(ApartFromHorovod):
         work = dist.all_reduce(bucket.buffer.div_(size), group=self.group, async_op=True)
         work.get_future().add_done_callback(bucket.set_after)
 
-    def _compared_world(self) -> TorchWorld:
+    def _compared_world(self, bucket: Bucket) -> TorchWorld:
         """Return the ranks, which have compared their settings once."""
         if self._world is not None and self._world.is_current():
             return self._world
         self._world, self._binding = None, None
+        _check_group(self.group, bucket)
         world = TorchWorld(self.group)
         compare_settings(world, self.compressor)
         self._world, self._names_world = world, TorchWorld(self.group)
         return world
+
+
+def _check_group(group: dist.ProcessGroup | None, bucket: Bucket) -> None:
+    """Raise ValueError if DDP averages the bucket over other ranks than ``group``, which its hooks
+    do not receive.
+    """
+    parameters, own = set(bucket.identities), dist.get_process_group_ranks(group)
+    others = []
+    for each in gc.get_objects():
+        if not issubclass(type(each), DistributedDataParallel):
+            continue
+        if not parameters.isdisjoint(map(id, each.parameters())):
+            others.append(dist.get_process_group_ranks(each.process_group))
+    if others and own not in others:  # a model may have been wrapped before
+        raise ValueError(
+            f"process_group: the CompressionState averages over {format_ranks(own)}, but "
+            f"DistributedDataParallel over {format_ranks(others[-1])}: give "
+            "CompressionState(process_group=model.process_group)"
+        )
 
 
 def _at_end_of_backward(call: Callable[[], None]) -> bool:

@@ -133,6 +133,16 @@ class Binding(RankContext):
             )
             warn_of_many(len(self._members) + len(self.layout.groups))
 
+    def release_name(self) -> None:
+        """Leave the name, under which nothing was sent, to the next binding of this layout: ranks
+        that never agreed would count different bindings.
+        """
+        base, _, number = self.name.rpartition(".")
+        if _taken[base] == int(number) + 1:
+            _taken[base] -= 1
+        for identity in [key for key, name in self._names.items() if name == self.name]:
+            del self._names[identity]
+
     def serves_caller(self) -> bool:
         """Return whether these are the caller's ranks, if no optimizer calls."""
         wanted = calling_process_set() or self.settings.process_set

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from hvd_adaptive.base.errors import WarnOnce, given_up
+from hvd_adaptive.base.errors import RankMismatchError, WarnOnce, given_up
 from hvd_adaptive.base.tensors import wide_of
 from hvd_adaptive.changes import begin_step
 from hvd_adaptive.coding.payload import DTYPE_CODES
@@ -247,7 +247,13 @@ class Session(Connection):
         if drive.flushed and drive.error is not None:  # at an earlier decompress
             raise drive.error
         drive.reduced = output
-        self._driver.wait()
+        try:
+            self._driver.wait()
+        except RankMismatchError:
+            if drive.named and drive.binding.agreement.is_new:
+                drive.binding.release_name()
+                self._stale = True
+            raise
 
     def abandon(self) -> None:
         """Give up the step in progress, if any: backward runs again, or a state is loaded."""

@@ -23,7 +23,7 @@ from feedback_doors import *  # noqa: F403
 from torch import nn
 
 from hvd_adaptive import ALQ, QSGD, LocalSGD, RankMismatchError, Tuning, average
-from hvd_adaptive.ddp import compression_hook
+from hvd_adaptive.ddp import CompressionState, compression_hook
 from hvd_adaptive.run import driver
 from hvd_adaptive.run.driver import FIND_IT
 from hvd_adaptive.run.ordered import WINDOW
@@ -268,3 +268,16 @@ def test_payloads_are_freed_with_their_group(exchange, monkeypatch):
     assert len(received) > 2 * WINDOW
     assert alive_at_most <= WINDOW
     assert not alive(sent) and not alive(received)
+
+
+def test_a_forgotten_process_group():
+    """Averages would be those of all ranks."""
+    groups = [dist.new_group([rank]) for rank in range(dist.get_world_size())]
+    group, net = groups[dist.get_rank()], nn.Linear(64, 64)
+    model = nn.parallel.DistributedDataParallel(net, process_group=group)
+    state = CompressionState(QSGD(bits=8), net.named_parameters())
+    model.register_comm_hook(state, compression_hook)
+    told = rf"process_group: .* over ranks 0-{RANKS - 1}.* over rank {dist.get_rank()}: give"
+    with pytest.raises(ValueError, match=told):
+        model(torch.ones(2, 64)).sum().backward()
+    state.close()

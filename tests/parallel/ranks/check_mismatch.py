@@ -235,3 +235,15 @@ def test_a_failing_fit_fails_everywhere():
     compressor.parts.default.refit = broken
     with pytest.raises(RuntimeError, match="could not fit the level table"):
         train(model, distributed(model, compressor), 1)
+
+
+def test_the_right_compressors_after_a_mismatch():
+    """Ranks that differed in bits count no optimizer that never had a step."""
+    model = make_model()
+    with pytest.raises(RankMismatchError, match="bits is"):
+        train(model, distributed(model, ALQ(bits=3 + (hvd.rank() == 1), seed=7)), 1)
+    for _ in range(2):
+        model = make_model()
+        optimizer = distributed(model, ALQ(bits=3, seed=7))
+        train(model, optimizer, 2)
+        assert_same_everywhere(model)
