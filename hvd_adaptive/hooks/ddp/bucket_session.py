@@ -272,13 +272,13 @@ def _check_group(group: dist.ProcessGroup | None, bucket: Bucket) -> None:
     """Raise ValueError if DDP averages the bucket over other ranks than ``group``, which its hooks
     do not receive.
     """
-    parameters, own = set(bucket.identities), dist.get_process_group_ranks(group)
+    parameters, own = set(bucket.identities), sorted(dist.get_process_group_ranks(group))
     others = []
     for each in gc.get_objects():
         if not issubclass(type(each), DistributedDataParallel):
             continue
         if not parameters.isdisjoint(map(id, each.parameters())):
-            others.append(dist.get_process_group_ranks(each.process_group))
+            others.append(sorted(dist.get_process_group_ranks(each.process_group)))
     if others and own not in others:  # a model may have been wrapped before
         raise ValueError(
             f"process_group: the CompressionState averages over {format_ranks(own)}, but "
