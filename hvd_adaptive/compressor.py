@@ -200,7 +200,6 @@ class GradientCompressor(Changing, _Base, metaclass=RefusesClasses):
         ``hvd.allgather_object(compressor.state_dict())``. Averages in the background end first.
         """
         self._settle()
-        self._warn_if_unused()
         own = {"scheme": self._codec.name, "step": self.step}
         settings = {name: plain(value) for name, value in self._changed.items()}
         changed = {"settings": settings} if settings else {}
