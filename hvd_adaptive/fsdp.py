@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import functools
 import itertools
-import math
 import weakref
 from typing import Any
 
@@ -19,8 +18,14 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from hvd_adaptive.checkpoint import packed, unpacked
 from hvd_adaptive.compressor import GradientCompressor, check_compressor
-from hvd_adaptive.hooks.fsdp.modules import ShardedModule
+from hvd_adaptive.hooks.fsdp.modules import (
+    ShardedModule,
+    group_of_shards,
+    groups_of_shards,
+    padding_of,
+)
 from hvd_adaptive.hooks.fsdp.session import ShardedSession
+from hvd_adaptive.run.agreement import format_ranks
 
 _numbers = itertools.count()
 # All that exist, in the order of their construction, which is the same on all ranks.
@@ -140,7 +145,7 @@ def compress_reduce_scatter(model: nn.Module, compressor: GradientCompressor) ->
     """
     modules = _modules_of(model, "set_custom_reduce_scatter")
     session = _session(compressor, modules, shards=True)
-    compressed = Compressed(session, model, _group_of_shards(model))
+    compressed = Compressed(session, model, group_of_shards(model))
     for index, (_, module) in enumerate(modules):
         module.set_custom_reduce_scatter(_ReduceScatter(compressed, index))
     return compressed
@@ -179,6 +184,12 @@ def compress_all_reduce(
     modules = _modules_of(model, "set_all_reduce_hook")
     if not isinstance(group, dist.ProcessGroup):
         raise ValueError(f"group: must be a process group, not {type(group).__name__}")
+    apart = set().union(*map(dist.get_process_group_ranks, groups_of_shards(model)))
+    if others := apart.intersection(dist.get_process_group_ranks(group)) - {dist.get_rank()}:
+        raise ValueError(
+            f"group: {format_ranks(sorted(others))} of it and this rank hold different shards; "
+            'must be the ranks that hold this rank\'s shard, such as mesh["nodes"].get_group()'
+        )
     compressed = Compressed(_session(compressor, modules, shards=False), model, group)
     ranks = dist.get_world_size(group)
 
@@ -272,41 +283,12 @@ def _session(compressor: Any, modules: list[tuple[str, Any]], shards: bool) -> S
         inner = [m for m in module.modules() if m is not module and id(m) in known]
         theirs = {id(p) for m in inner for p in m.parameters()}
         own = [p for p in module.parameters() if id(p) not in theirs]
-        padding = sum(_padding(parameter, shards) for parameter in own)
+        padding = sum(padding_of(parameter, shards) for parameter in own)
         sharded.append(ShardedModule(name, sum(p.numel() for p in own), padding))
     compressor.parts.warn_of_idle_patterns([name for name, _ in modules])
     label = f"hvd_adaptive.fsdp{next(_numbers)}"
     compressor._training.connection = session = ShardedSession(compressor, sharded, label, shards)
     return session
-
-
-def _group_of_shards(model: nn.Module) -> dist.ProcessGroup | None:
-    """Return the ranks among which a model is sharded; None, the default group, if unknown.
-
-    Nothing is reduced of parameters that each rank has for itself.
-    """
-    group = None
-    for parameter in model.parameters():
-        mesh: Any = getattr(parameter, "device_mesh", None)
-        for dim, placement in enumerate(getattr(parameter, "placements", ())):
-            if placement.is_shard() or hasattr(placement, "split_factor"):
-                group = mesh.get_group(dim)
-                if dist.get_world_size(group) > 1:
-                    return group
-    return group
-
-
-def _padding(parameter: Any, everywhere: bool) -> float:
-    """Return the zeros that FSDP2 adds to this rank's shard, or ``everywhere``, on average."""
-    shape, whole = list(parameter.shape), float(parameter.numel())
-    mesh = getattr(parameter, "device_mesh", None)
-    if mesh is None:
-        return 0.0  # fully_shard was told to ignore it
-    for size, placement in zip(mesh.shape, parameter.placements, strict=True):
-        if placement.is_shard() or hasattr(placement, "split_factor"):
-            shape[placement.dim] = -(-shape[placement.dim] // size)
-            whole /= size
-    return math.prod(shape) - (whole if everywhere else parameter.to_local().numel())
 
 
 class _ReduceScatter:

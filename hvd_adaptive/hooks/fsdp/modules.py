@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+import math
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 import torch
+import torch.distributed as dist
+from torch import nn
 
 from hvd_adaptive.adapt.statistics import Sample
 from hvd_adaptive.compressor import GradientCompressor
@@ -165,3 +169,34 @@ def _ordered(rows: torch.Tensor, quantized: int) -> torch.Tensor:
     if 0 < per_row < rows.shape[1] and len(rows) > 1:
         return torch.cat([rows[:, :per_row].reshape(-1), rows[:, per_row:].reshape(-1)])
     return rows.view(-1)
+
+
+def group_of_shards(model: nn.Module) -> dist.ProcessGroup | None:
+    """Return the ranks among which a model is sharded; None, the default group, if unknown.
+
+    Nothing is reduced of parameters that each rank has for itself.
+    """
+    groups = list(groups_of_shards(model))
+    return next((g for g in groups if dist.get_world_size(g) > 1), groups[-1] if groups else None)
+
+
+def groups_of_shards(model: nn.Module) -> Iterator[dist.ProcessGroup]:
+    """Yield the groups of ranks among which parameters are sharded."""
+    for parameter in model.parameters():
+        mesh: Any = getattr(parameter, "device_mesh", None)
+        for dim, placement in enumerate(getattr(parameter, "placements", ())):
+            if placement.is_shard() or hasattr(placement, "split_factor"):
+                yield mesh.get_group(dim)
+
+
+def padding_of(parameter: Any, everywhere: bool) -> float:
+    """Return the zeros that FSDP2 adds to this rank's shard, or ``everywhere``, on average."""
+    shape, whole = list(parameter.shape), float(parameter.numel())
+    mesh = getattr(parameter, "device_mesh", None)
+    if mesh is None:
+        return 0.0  # fully_shard was told to ignore it
+    for size, placement in zip(mesh.shape, parameter.placements, strict=True):
+        if placement.is_shard() or hasattr(placement, "split_factor"):
+            shape[placement.dim] = -(-shape[placement.dim] // size)
+            whole /= size
+    return math.prod(shape) - (whole if everywhere else parameter.to_local().numel())

@@ -302,6 +302,14 @@ def test_replicas(name):
     assert_same_everywhere(*(p.full_tensor() for p in model.parameters()))
 
 
+def test_an_all_reduce_of_different_shards_is_refused():
+    """Before the compressor serves the model."""
+    model, compressor = sharded(make()), QSGD(**FINE)
+    with pytest.raises(ValueError, match=r"group: ranks? .* of it and this rank hold different sh"):
+        compress_all_reduce(model, compressor, dist.group.WORLD)
+    compress_reduce_scatter(model, compressor)
+
+
 @pytest.mark.parametrize("seen", ["report", "end", "trained"])
 def test_a_model_that_nobody_trains(seen, caplog):
     """A warning, once, if the copy is trained that has no compressor."""
