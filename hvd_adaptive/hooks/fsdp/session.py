@@ -35,6 +35,10 @@ UNUSED = (
     "nothing was compressed, because FSDP has reduced no gradient by this compressor: train the "
     "model that was given to compress_reduce_scatter or compress_all_reduce"
 )
+UNFINISHED = (
+    "gradients were reduced, but no step ended: call finish() before your update; a step of a "
+    "torch.optim.Optimizer calls it"
+)
 
 
 class ShardedSession(ApartFromHorovod):
@@ -88,9 +92,11 @@ class ShardedSession(ApartFromHorovod):
         return not self._calls
 
     def warn_if_unused(self) -> None:
-        """Warn, once and on the first rank, if nothing was ever reduced."""
+        """Warn, once and on the first rank, if nothing was ever reduced, or no step has ended."""
         if self._world is None:
             self._warn_of_no_use("%s", UNUSED)
+        elif self._calls and self.compressor._training.meter.last is None:
+            self._warn_of_no_use("%s", UNFINISHED)
 
     def abandon(self) -> None:
         """Give up the step in progress: what is reduced next is of another attempt."""

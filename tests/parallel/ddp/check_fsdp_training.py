@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import gc
 import json
-import logging
 
 import pytest
 import torch
@@ -21,7 +20,7 @@ from torch.distributed.fsdp import fully_shard
 
 from hvd_adaptive import ALQ, EDEN, QSGD, Monitor, PayloadError, RankMismatchError, instances
 from hvd_adaptive.fsdp import compress_all_reduce, compress_reduce_scatter
-from hvd_adaptive.hooks.fsdp.session import UNUSED
+from hvd_adaptive.hooks.fsdp.session import UNFINISHED, UNUSED
 from hvd_adaptive.transport.collectives import AllToAll, EqualParts
 
 RANKS = dist.get_world_size()
@@ -310,19 +309,38 @@ def test_an_all_reduce_of_different_shards_is_refused():
     compress_reduce_scatter(model, compressor)
 
 
-@pytest.mark.parametrize("seen", ["report", "end", "trained"])
-def test_a_model_that_nobody_trains(seen, caplog):
-    """A warning, once, if the copy is trained that has no compressor."""
+@pytest.mark.parametrize("seen", ["report", "end"])
+def test_steps_that_nobody_finishes(seen, said):
+    """A warning, once; none after a step."""
+    model = sharded(make())
+    compressed = compress_reduce_scatter(model, QSGD(**FINE))
+    for step in range(2):
+        backward(model, step)
+    if seen == "report":
+        compressed.report()
+        compressed.finish()
+        backward(model, 2)
+        compressed.report()
+    del compressed, model
+    gc.collect()
+    assert len(said(UNFINISHED)) == int(RANK == 0)
+    assert not said(UNUSED)
+
+
+@pytest.mark.parametrize("seen", ["report", "state_dict", "end", "trained"])
+def test_a_model_that_nobody_trains(seen, said):
+    """A warning, once, if the copy is trained that has no compressor; none in state_dict()."""
     model, compressor = sharded(make()), QSGD(**FINE)
     compressed = compress_reduce_scatter(
         model if seen == "trained" else sharded(make()), compressor
     )
-    with caplog.at_level(logging.WARNING, "hvd_adaptive"):
-        stepped(model, compressed, 0)
-        if seen != "end":
-            compressor.report()
-            compressor.report()
-        del compressed, model
-        gc.collect()
-    told = [r.getMessage() for r in caplog.records if r.levelno == logging.WARNING]
-    assert sum(UNUSED in message for message in told) == int(seen != "trained" and RANK == 0)
+    stepped(model, compressed, 0)
+    if seen in ("report", "trained"):
+        compressor.report()
+        compressor.report()
+    if seen == "state_dict":
+        compressed.state_dict()
+        assert not said(UNUSED)
+    del compressed, model
+    gc.collect()
+    assert len(said(UNUSED)) == int(seen != "trained" and RANK == 0)
