@@ -54,6 +54,7 @@ class Compressed:
         self.compressor, self._session = session.compressor, session
         self._ranks = dist.get_process_group_ranks(group)
         self._model = weakref.ref(model)
+        self._modules = weakref.WeakSet(model.modules())
         _hook_steps()
         _all[session] = self
         self.average = session.average
@@ -86,6 +87,12 @@ class Compressed:
         model = self._model()
         own = set() if model is None else set(map(id, model.parameters()))
         return any(id(p) in own for group in optimizer.param_groups for p in group["params"])
+
+    def has_any(self, modules: list[tuple[str, Any]], shards: bool) -> bool:
+        """Return whether the compressor still serves one of these modules, in the same place."""
+        is_there = self.compressor._training.connection is self._session
+        own = self._modules if is_there and self._session.has_shards == shards else ()
+        return any(module in own for _, module in modules)
 
     def state_dict(self) -> dict[str, Any]:
         """Return the compressor's states on all ranks as bytes, a collective of all ranks.
@@ -144,6 +151,7 @@ def compress_reduce_scatter(model: nn.Module, compressor: GradientCompressor) ->
         >>> optimizer = torch.optim.AdamW(model.parameters())
     """
     modules = _modules_of(model, "set_custom_reduce_scatter")
+    _check_unserved(modules, shards=True)
     session = _session(compressor, modules, shards=True)
     compressed = Compressed(session, model, group_of_shards(model))
     for index, (_, module) in enumerate(modules):
@@ -190,6 +198,7 @@ def compress_all_reduce(
             f"group: {format_ranks(sorted(others))} of it and this rank hold different shards; "
             'must be the ranks that hold this rank\'s shard, such as mesh["nodes"].get_group()'
         )
+    _check_unserved(modules, shards=False)
     compressed = Compressed(_session(compressor, modules, shards=False), model, group)
     ranks = dist.get_world_size(group)
 
@@ -261,6 +270,12 @@ def _modules_of(model: Any, method: str) -> list[tuple[str, Any]]:
     if not found:
         raise ValueError("model: fully_shard has sharded none of its modules; call it before")
     return [(name or "root", module) for name, module in found]
+
+
+def _check_unserved(modules: list[tuple[str, Any]], shards: bool) -> None:
+    """Raise ValueError if another compressor serves one of the modules."""
+    if any(compressed.has_any(modules, shards) for compressed in list(_all.values())):
+        raise ValueError("model: another compressor already serves it; close() that one before")
 
 
 def _session(compressor: Any, modules: list[tuple[str, Any]], shards: bool) -> ShardedSession:

@@ -54,6 +54,9 @@ class ShardedSession(ApartFromHorovod):
     Args:
         label: Beginning of collectives' names.
         shards: Ranks keep shards of the average; else each rank gets all of it.
+
+    Attributes:
+        has_shards: See ``shards``.
     """
 
     compressor: GradientCompressor
@@ -67,7 +70,7 @@ class ShardedSession(ApartFromHorovod):
         shards: bool,
     ) -> None:
         self.compressor, self._modules = compressor, ShardedModules(compressor, modules, shards)
-        self._label, self._shards = label, shards
+        self._label, self.has_shards = label, shards
         self._group: Any = None
         self._world: TorchWorld | None = None  # until the first call
         self._binding: RankContext | None = None
@@ -85,7 +88,7 @@ class ShardedSession(ApartFromHorovod):
 
     @property
     def exchange(self) -> str | None:
-        return "reduce_scatter" if self._shards else super().exchange
+        return "reduce_scatter" if self.has_shards else super().exchange
 
     @property
     def is_idle(self) -> bool:
@@ -163,7 +166,7 @@ class ShardedSession(ApartFromHorovod):
             out.fill_(float("nan"))
             return
         self._unchecked += [(index, verify) for verify in parcel.unchecked]
-        quantized = parcel.quantized // (world.size if self._shards else 1)
+        quantized = parcel.quantized // (world.size if self.has_shards else 1)
         size, without_zeros = parcel.codec.settings.bucket_size, parcel.codec.leaves_zeros_out
         meter.look(average[:quantized], size, index, without_zeros)
         out.copy_(parcel.narrowed(average, quantized, world.size))
@@ -257,9 +260,9 @@ class ShardedSession(ApartFromHorovod):
         step = compressor.step
         if self._binding is None:
             self._binding = RankContext(compressor, world, self._label)
-            if self._shards:
+            if self.has_shards:
                 self._binding.exchange = ShardReduce(RankInfo(world.size, world.rank))
-        if not self._shards:
+        if not self.has_shards:
             self._binding.parts = self._modules.parts()
             self._binding.prepare(step)
         due = compressor._training.updates.at(step)

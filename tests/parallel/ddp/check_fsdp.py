@@ -228,3 +228,15 @@ def test_modules_of_different_groups():
     both[0].finish()
     both[1].finish()
     assert both[0].compressor.step == both[1].compressor.step == 1
+
+
+def test_a_second_compressor_is_refused():
+    """Of the model or a layer, until the first one is closed."""
+    model, first, second = sharded(make()), QSGD(**FINE), QSGD(**FINE)
+    compress_reduce_scatter(model, first)
+    for again in (model, model.first):
+        with pytest.raises(ValueError, match=r"^model: another compressor already serves it"):
+            compress_reduce_scatter(again, second)
+    first.close()
+    stepped(model, compress_reduce_scatter(model, second), 0)
+    assert second.step == 1
