@@ -30,6 +30,11 @@ def check_arguments(optimizer: Any, compressor: Any, momentum: Any, lr: Any) -> 
     parameters = [p for group in optimizer.param_groups for p in group["params"]]
     for parameter in parameters:
         check_supported(parameter.device)
+    if any(type(parameter).__name__ == "DTensor" for parameter in parameters):
+        raise ValueError(
+            "optimizer: its parameters must not be DTensors, as those of fully_shard; a model that "
+            "FSDP2 shards has hvd_adaptive.fsdp.compress_reduce_scatter"
+        )
     if any(map(torch.is_complex, parameters)):
         raise ValueError("optimizer: complex parameters are not supported")
     if not is_real(momentum) or not 0 <= momentum < 1:
