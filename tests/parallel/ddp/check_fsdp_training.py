@@ -306,11 +306,11 @@ def test_an_all_reduce_of_different_shards_is_refused():
     model, compressor = sharded(make()), QSGD(**FINE)
     with pytest.raises(ValueError, match=r"group: ranks? .* of it and this rank hold different sh"):
         compress_all_reduce(model, compressor, dist.group.WORLD)
-    compress_reduce_scatter(model, compressor)
+    compress_reduce_scatter(model, compressor).finish()
 
 
 @pytest.mark.parametrize("seen", ["report", "end"])
-def test_steps_that_nobody_finishes(seen, said):
+def test_steps_that_nobody_finishes(seen, freed, said):
     """A warning, once; none after a step."""
     model = sharded(make())
     compressed = compress_reduce_scatter(model, QSGD(**FINE))
@@ -328,7 +328,7 @@ def test_steps_that_nobody_finishes(seen, said):
 
 
 @pytest.mark.parametrize("seen", ["report", "state_dict", "end", "trained"])
-def test_a_model_that_nobody_trains(seen, said):
+def test_a_model_that_nobody_trains(seen, freed, said):
     """A warning, once, if the copy is trained that has no compressor; none in state_dict()."""
     model, compressor = sharded(make()), QSGD(**FINE)
     compressed = compress_reduce_scatter(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 from pathlib import Path
 
@@ -29,6 +30,12 @@ def groups_are_left(monkeypatch):
     yield
     for world in made:
         world.close()
+
+
+@pytest.fixture
+def freed():
+    """Models of earlier checks are freed, and have warned."""
+    gc.collect()
 
 
 @pytest.fixture
