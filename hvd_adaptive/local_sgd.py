@@ -123,9 +123,8 @@ class LocalSGD(WrappedOptimizer):
         parameters = self._parameters()
         self._fragments = Fragments(parameters, self.fragments, names)
         self._anchors = Anchors(parameters, float(momentum), float(lr))
-        settings: tuple[Any, ...] = self.every, float(momentum), float(lr), self.fragments
-        settings += self.delay, self.mixing, compression is None, on_nonfinite
-        self._settings = zlib.crc32(repr(settings).encode())
+        own = self.every, float(momentum), float(lr), self.fragments, self.delay, self.mixing
+        self._settings = zlib.crc32(repr((*own, compression is None, on_nonfinite)).encode())
         self._ranks = process_group, process_set, f"hvd_adaptive.local{next(_numbers)}"
         self._pending: Pending | None = None
         self._exchange: RoundExchange | None = None
@@ -143,6 +142,7 @@ class LocalSGD(WrappedOptimizer):
         loss, taken = self._step_optimizer(closure)
         if taken:
             self._has_moved = [True] * self.fragments
+            self._ending.is_open = self._exchange is not None
         self._count()
         return loss
 
@@ -266,13 +266,13 @@ class LocalSGD(WrappedOptimizer):
         if outcome.broken:
             names = list(map(self._fragments.name_of, self._parameters()))
             raise not_finite({rank: names[index] for rank, index in outcome.broken.items()})
-        if not outcome.applies:
-            return
-        outcome.apply(self._anchors, mixing)
-        self._has_moved[outcome.fragment] = mixing > 0
-        if not outcome.is_finite:
-            self._drop_broken_state(self.rounds)
-        self.rounds += 1
+        if outcome.applies:
+            outcome.apply(self._anchors, mixing)
+            self._has_moved[outcome.fragment] = mixing > 0
+            if not outcome.is_finite:
+                self._drop_broken_state(self.rounds)
+            self.rounds += 1
+        self._ending.is_open &= self._pending is not None or any(self._has_moved)
 
     @property
     def _rank(self) -> int:
@@ -298,6 +298,7 @@ class LocalSGD(WrappedOptimizer):
         """
         parameters, pending = self._parameters(), self._pending
         self._wait()
+        self._ending.is_open = False
         self._fragments.keep(parameters)
         inner = self.optimizer.state_dict()
         saved = None if pending is None else pending.state_dict(parameters)

@@ -3,12 +3,34 @@
 from __future__ import annotations
 
 import logging
+import weakref
 from collections.abc import Callable
 from typing import Any
 
 import torch
 
+from hvd_adaptive.training import is_first_rank
+
 logger = logging.getLogger("hvd_adaptive")
+UNFINISHED = (
+    "LocalSGD: the training ended within a round, so the ranks' parameters differ: call finish() "
+    "on every rank after the last step"
+)
+
+
+class Ending:
+    """What warns if the optimizer's end leaves ranks with different parameters.
+
+    Attributes:
+        is_open: This rank has taken steps that no round has averaged, and no state holds.
+    """
+
+    def __init__(self) -> None:
+        self.is_open, self._is_heard = False, is_first_rank()
+
+    def warn(self) -> None:
+        if self.is_open and self._is_heard:
+            logger.warning("%s", UNFINISHED)
 
 
 def _of_inner(name: str) -> Any:
@@ -39,6 +61,8 @@ class WrappedOptimizer(torch.optim.Optimizer):
         self.optimizer = optimizer
         super().__init__(optimizer.param_groups, optimizer.defaults)
         self._is_made = True
+        self._ending = Ending()
+        weakref.finalize(self, self._ending.warn)
 
     @property
     def param_groups(self) -> list[dict[str, Any]]:
