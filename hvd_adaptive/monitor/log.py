@@ -230,21 +230,33 @@ def read_logs(path: Path) -> list[Log]:
     if not files:
         raise LogError(f"{path}: no *{SUFFIX} of a hvd_adaptive.Monitor found")
     found: dict[tuple[str, int, int], Log] = {}
+    runs: dict[tuple[str, int, int], list[set[str]]] = {}  # settings that files of a run share
     for file in files:
         name = re.sub(r"-rank\d+-\d{8}T\d{6}-.*", "", file.stem)
         ranks: dict[int, int] = {}
+        schemes: dict[tuple[str, int, int], set[str]] = {}
         for record in _records(file):
             number = record["compressor"]
             if record["kind"] == "start":
                 ranks[number] = record["rank"]
             rank = ranks.get(number, 0)
             label = f"{name} {number}" if number else name
-            log = found.setdefault((name, number, rank), Log(label, rank))
+            key = name, number, rank
+            log = found.setdefault(key, Log(label, rank))
             getattr(log, KINDS[record["kind"]]).append(record)
+            if record["kind"] == "start":
+                schemes.setdefault(key, set()).add(record["scheme"])
+        for key, own in schemes.items():
+            others = runs.get(key, [])
+            same = [run for run in others if own & run]
+            runs[key] = [run for run in others if not own & run] + [own.union(*same)]
     logs: dict[str, Log] = {}
-    for _, log in sorted(found.items(), key=lambda item: item[0]):
+    for key, log in sorted(found.items(), key=lambda item: item[0]):
         for kind in KINDS.values():
             getattr(log, kind).sort(key=lambda record: record["time"])
+        if (count := len(runs.get(key, ()))) > 1:
+            text = f"records of {count} runs with different settings: give each run its own folder"
+            log.warnings.append({"text": text})
         if log.starts and log.steps:
             logs.setdefault(log.label, log)
     if not logs:

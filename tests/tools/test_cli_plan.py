@@ -336,3 +336,13 @@ def test_advice_is_the_most_exact_of_the_fastest():
     assert in_script(stock) == "hvd.Compression.none" and "no method saves 5%" in why
     half, why = advise(predict(job(2), machine(noisy)))
     assert in_script(half) == "hvd.Compression.fp16" and "instead of 4.71 s in float32" in why
+
+
+def test_an_exchange_that_is_named_is_the_only_one():
+    named = "ALQ(bits=3, exchange=ScatterReduce(second_stage_bits=4))"
+    (found,) = (
+        p for p in predict(job(4), machine(replace(FREE, label=named))) if p.method == named
+    )
+    assert found.exchange == "scatter_reduce" and in_script(found) == named
+    assert len(seconds(job(4), replace(FREE, label="ALQ(exchange='allgather')"))) == 3
+    assert len(seconds(job(4), replace(FREE, label="ALQ(exchange='auto')"))) == 4

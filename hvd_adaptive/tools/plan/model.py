@@ -6,10 +6,10 @@ slower ranks and ``exchange="hierarchical"``.
 
 from __future__ import annotations
 
-import itertools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 from hvd_adaptive.tools.bench.models import shapes
 from hvd_adaptive.tools.methods import STOCK, read
@@ -100,6 +100,7 @@ class Forecast:
 # Payloads and averages that a rank sends, payloads of either that it encodes, and decodes, messages
 # in turn, and the link's seconds for a byte.
 Exchange = tuple[float, float, float, int, int, float]
+WAYS = ("allgather", "scatter_reduce")  # of schemes
 
 
 def exchanges(job: Job, launcher: str) -> dict[str, Exchange]:
@@ -146,8 +147,16 @@ def mean_costs(job: Job, machine: Machine) -> list[Cost]:
     return costs
 
 
+def exchange_of(label: str) -> Any:
+    """Return the name of the exchange that a method's keywords give, or None."""
+    (method,) = read(label)
+    exchange = method.keywords.get("exchange")
+    return getattr(exchange, "name", exchange)
+
+
 def predict(job: Job, machine: Machine) -> list[Forecast]:
-    """Predict stock Horovod, and every scheme by allgather and scatter-reduce; fastest first.
+    """Predict stock Horovod, and every scheme by allgather and scatter-reduce, or by the one
+    that it names; fastest first.
 
     Schemes that would compress no tensor are left out.
     """
@@ -165,9 +174,10 @@ def predict(job: Job, machine: Machine) -> list[Forecast]:
         return Forecast(cost.label, exchange, *terms, cost.error, cost.unbiased)
 
     found = [forecast(cost, "ring", machine.stock_call_s) for cost in (FLOAT32, FLOAT16)]
-    ways = ("allgather", "scatter_reduce")
-    for cost, exchange in itertools.product(mean_costs(job, machine), ways):
-        found.append(forecast(cost, exchange, machine.scheme_call_s))
+    for cost in mean_costs(job, machine):
+        named = exchange_of(cost.label)
+        for exchange in (named,) if named in WAYS else WAYS:
+            found.append(forecast(cost, exchange, machine.scheme_call_s))
     return sorted(found, key=lambda one: one.step_s)
 
 
@@ -193,6 +203,8 @@ def in_script(prediction: Forecast) -> str:
     if prediction.method in STOCK:
         return f"hvd.Compression.{STOCK[prediction.method]}"
     (method,) = read(prediction.method)
+    if exchange_of(prediction.method) == prediction.exchange:
+        return method.label
     return method.having(exchange=prediction.exchange).label
 
 

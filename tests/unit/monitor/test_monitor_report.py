@@ -347,3 +347,19 @@ def test_any_name_of_a_parameter_is_shown_as_it_is(tmp_path, capsys):
         ET.fromstring(_namespaced(svg))
     cells = [html.unescape(cell) for cell in re.findall(r"<tr><td>(.*?)</td>", page, re.DOTALL)]
     assert {name.replace("\ud800", "?") for name in NAMES} <= set(cells)
+
+
+def test_runs_of_different_settings_are_told(tmp_path):
+    """A restarted run shares settings with an earlier file, though it may have changed them."""
+
+    def warnings(*files: tuple[str, ...]) -> list[str]:
+        for time, schemes in enumerate(files):
+            starts = [start(10 * time + at, scheme=scheme) for at, scheme in enumerate(schemes)]
+            path = tmp_path / f"net-rank0-2026010{1 + time}T000000-{time}.jsonl"
+            write(path, *starts, step(10 * time + 9, 1))
+        return describe(read_logs(tmp_path)[0])["warnings"]
+
+    assert warnings(("A()",), ("A()", "B()"), ("B()",)) == []
+    assert warnings(("A()",), ("B()",), ("B()", "A()")) == []
+    told = "records of 2 runs with different settings: give each run its own folder"
+    assert warnings(("A()",), ("B()",), ("B()", "C()")) == [told]
