@@ -29,6 +29,7 @@ class PerRank:
             loaded.
 
     Raises:
+        TypeError: There is no part, or a part has no name.
         ValueError: A part is none.
 
     Examples:
@@ -41,7 +42,13 @@ class PerRank:
         >>> dcp.load(parts, checkpoint_id="checkpoint")
     """
 
-    def __init__(self, **parts: Any) -> None:
+    def __init__(self, *unnamed: Any, **parts: Any) -> None:
+        if unnamed or not parts:
+            given = ", ".join(map(repr, unnamed))
+            raise TypeError(
+                f"PerRank({given}): parts must be given by name, such as "
+                "PerRank(compressor=compressor)"
+            )
         for name, part in parts.items():
             if not (hasattr(part, "state_dict") and hasattr(part, "load_state_dict")):
                 raise ValueError(

@@ -110,11 +110,16 @@ def describe(compressor: Any) -> str:
     Args:
         compressor: A compressor of this package.
 
+    Raises:
+        ValueError: It is none.
+
     Examples:
         >>> from hvd_adaptive import ALQ, describe
         >>> describe(ALQ(bits=3))  # nothing is in progress
         ''
     """
+    if not hasattr(compressor, "_training"):
+        raise ValueError(f"compressor={compressor!r}: must be a compressor of hvd_adaptive")
     connection: Connection | None = compressor._training.connection
     return "" if connection is None else connection.describe()
 

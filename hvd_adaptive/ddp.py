@@ -182,6 +182,12 @@ class CompressionState:
         self.session.close()
         self.session.release()
 
+    def __getattr__(self, name: str) -> Any:
+        # hvd.DistributedOptimizer reads it of compression=
+        reason = ": hvd.DistributedOptimizer takes the compressor itself, compression=compressor"
+        reason = reason if name == "compress" else ""
+        raise AttributeError(f"CompressionState has no attribute {name!r}{reason}")
+
     def __getstate__(self) -> dict[str, Any]:
         logger.info("process group and parameters are not saved with a CompressionState")
         compressor = self.compressor

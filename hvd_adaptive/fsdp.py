@@ -290,7 +290,8 @@ def _session(compressor: Any, modules: list[tuple[str, Any]], shards: bool) -> S
     allowed = (None, "scatter_reduce") if shards else (None, "allgather", "scatter_reduce")
     if settings.exchange_name not in allowed:
         raise ValueError(
-            f"exchange={settings.exchange!r}: must be one of {', '.join(map(repr, allowed))}"
+            f"exchange={settings.exchange!r}: must be one of {', '.join(map(repr, allowed))} with "
+            "FSDP" + (", of whose averages each rank keeps its shard" if shards else "")
         )
     known = {id(module) for _, module in modules}
     sharded = []

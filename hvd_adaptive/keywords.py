@@ -123,7 +123,8 @@ def unknown_keyword(
     called = scheme.__name__ if isinstance(scheme, type) else scheme
     inside = inside or {}
     alike = [other for other in ALIKE.get(name, ()) if other in own]
-    close = alike or difflib.get_close_matches(name, [*own, *shared, *inside], n=1)
+    known = [] if name in SCHEMES_OWN else [*own, *shared, *inside]  # no other one is meant
+    close = alike or difflib.get_close_matches(name, known, n=1)
     parts = [f"{called}() has no keyword {name!r}"]
     if close:
         parts[0] += f"; did you mean {inside.get(close[0], repr(close[0]))}?"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import zlib
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any, Literal
+from typing import Any, Literal, NoReturn
 
 import torch
 import torch.distributed as dist
@@ -108,8 +108,9 @@ class LocalSGD(WrappedOptimizer):
         process_group: dist.ProcessGroup | None = None,
         process_set: Any = None,
         on_nonfinite: Literal["raise", "skip"] = "raise",
+        **unknown: NoReturn,
     ) -> None:
-        local_checks.check_arguments(optimizer, compression, momentum, lr)
+        local_checks.check_arguments(type(self), unknown, optimizer, compression, momentum, lr)
         super().__init__(optimizer)
         self.compressor = compression
         self.every = check_integer("every", every, 1)

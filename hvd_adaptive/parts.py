@@ -15,6 +15,7 @@ from hvd_adaptive.codec.codec import Codec, load_state, state_of
 logger = logging.getLogger("hvd_adaptive")
 
 LISTED = 4  # names in a warning
+UNNAMED = "allreduce.noname."  # Horovod's names of parameters that it was given without names
 ALIKE = 0.7  # of 1: a name that resembles a pattern so much is listed
 LOOKS = 8  # steps at most whose gradients are looked at for zeros
 DDP, COMPILED = "module.", "_orig_mod."  # what wrappers add to names
@@ -190,6 +191,8 @@ def _idle(pattern: str, names: Sequence[str]) -> str:
     alike.sort(key=lambda name: -_likeness(bare, name))
     close = [*inside, *alike][:LISTED]
     hint = f"close names are {_quoted(close)}" if close else f"names are {_quoted(names[:LISTED])}"
+    if names and all(name.startswith(UNNAMED) for name in names):
+        hint += "; give the optimizer named_parameters="
     return f"matches no parameter; {hint}" if names else "matches no parameter, as there is none"
 
 

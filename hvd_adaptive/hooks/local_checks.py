@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import zlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -13,11 +13,16 @@ from hvd_adaptive.base.checks import is_real
 from hvd_adaptive.base.tensors import check_supported
 from hvd_adaptive.compressor import GradientCompressor, check_compressor
 from hvd_adaptive.hooks.wrapped_optimizer import WrappedOptimizer
+from hvd_adaptive.keywords import unknown_keyword
 from hvd_adaptive.training import rank_and_size
 
 
-def check_arguments(optimizer: Any, compressor: Any, momentum: Any, lr: Any) -> None:
-    """Raise ValueError if an argument of LocalSGD is not allowed."""
+def check_arguments(
+    kind: type, unknown: Iterable[str], optimizer: Any, compressor: Any, momentum: Any, lr: Any
+) -> None:
+    """Raise ValueError if an argument of LocalSGD is not allowed, TypeError if one is unknown."""
+    for name in unknown:
+        raise unknown_keyword(kind, name)
     if not isinstance(optimizer, torch.optim.Optimizer):
         raise ValueError(f"optimizer={optimizer!r}: must be a torch optimizer")
     if hasattr(optimizer, "synchronize"):

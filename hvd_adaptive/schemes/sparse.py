@@ -39,8 +39,9 @@ class SparseSGD(GradientCompressor):
     describes the body.
 
     Args:
-        density: Expected share of kept coordinates, at most 1. Fewer are kept if fewer are nonzero.
-            It must be above 2**-25 / ``bucket_size``; otherwise every probability is rounded to 0.
+        density: Expected share of kept coordinates, at most 1; required. Fewer are kept if fewer
+            are nonzero. It must be above 2**-25 / ``bucket_size``; otherwise every probability is
+            rounded to 0.
         **shared: See ``hvd_adaptive.settings.Settings``.
 
     Examples:
@@ -51,10 +52,10 @@ class SparseSGD(GradientCompressor):
         True
     """
 
-    def __init__(self, *, density: float, **shared: Unpack[Shared]) -> None:
+    def __init__(self, *, density: float | None = None, **shared: Unpack[Shared]) -> None:
         settings = Settings.from_keywords(SparseSGD, shared)
         least = 2**-25 / settings.bucket_size
-        if not is_real(density) or not least < density <= 1:
+        if density is None or not is_real(density) or not least < density <= 1:
             allowed = f"above 2**-25 / bucket_size = {least:.3g} and at most 1"
             raise ValueError(f"density={density!r}: must be a number {allowed}")
         super().__init__(_Codec(settings, float(density)))

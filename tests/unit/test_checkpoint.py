@@ -50,3 +50,11 @@ def test_per_rank_refuses_the_checkpoint_of_another_rank(tmp_path, monkeypatch):
         with pytest.raises(CheckpointException, match=f"Missing key.*rank {rank} of 2"):
             dcp.load(own, checkpoint_id=tmp_path / str(1 - rank))
         assert float(own["local"]._parts["model"].weight) == 1.0 + rank
+
+
+def test_parts_have_names():
+    net = torch.nn.Linear(1, 1)
+    with pytest.raises(TypeError, match=r"^PerRank\(Linear.*by name, such as PerRank\(compressor="):
+        PerRank(net)
+    with pytest.raises(TypeError, match=r"^PerRank\(\): parts must be given by name"):
+        PerRank()

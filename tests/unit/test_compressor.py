@@ -51,6 +51,13 @@ def test_a_class_is_no_compressor():
     assert QSGD.compress(QSGD(), tensor)[0] is tensor, "as any method, called on the class"
 
 
+def test_what_is_no_compressor_is_not_described():
+    with pytest.raises(ValueError, match="compressor=3: must be a compressor of hvd_adaptive"):
+        hvd_adaptive.describe(3)
+    with pytest.raises(ValueError, match=r"compressor=<class .*ALQ'>: must be a compressor"):
+        hvd_adaptive.describe(hvd_adaptive.ALQ)
+
+
 @pytest.mark.parametrize("door", DOORS)
 def test_every_door_names_a_device_that_nothing_supports(door):
     with pytest.raises(ValueError, match="tensors on meta: must be on the CPU or a GPU of CUDA"):

@@ -100,6 +100,11 @@ def test_wrong_arguments(keywords, told):
         LocalSGD(make_optimizer(make_net()), **{"every": 2} | keywords)
 
 
+def test_an_unknown_keyword():
+    with pytest.raises(TypeError, match="no keyword 'compressor'; did you mean 'compression'"):
+        LocalSGD(make_optimizer(make_net()), every=2, compressor=ALQ(bits=3))  # type: ignore[arg-type]
+
+
 def test_wrong_optimizers():
     for wrong, told in (
         (make_net(), r"Sequential\("),

@@ -174,6 +174,12 @@ def test_idle_patterns_are_told_once(patterns, told, caplog):
     assert told in message
 
 
+def test_names_of_horovods_own_are_explained(caplog):
+    compressor = ALQ(parameter_bits={"conv*": 4})
+    compressor.parts.warn_of_idle_patterns(["allreduce.noname.0.0", "allreduce.noname.0.1"])
+    assert caplog.messages[0].endswith("noname.0.1'; give the optimizer named_parameters=")
+
+
 # Updates of all parts: what one does, each part would do alone ----------------------------------
 
 LABELS = ("a", "b", "c")

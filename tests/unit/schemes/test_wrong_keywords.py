@@ -114,6 +114,7 @@ TOGETHER = [
     (SignSGD, {"parameter_bits": {"*": 4}}, "SignSGD.. has no keyword 'bits'"),
     (DRIVE, {"parameter_bits": {"*": 4}}, "parameter_bits"),
     (EDEN, {"bits": 0.125, "bucket_size": 256}, "bucket_size=256: must be at least 512 with"),
+    (SparseSGD, {}, "density=None: must be a number above .* and at most 1"),
     (ECDQ, {}, "give one of them"),
     (ECDQ, {"bits": 2.0, "relative_variance": 0.1}, "give one of them"),
     (ECDQ, {"bits": 0.5, "bucket_size": 64}, "bucket_size=64"),
@@ -151,3 +152,8 @@ TOGETHER = [
 def test_keywords_that_do_not_fit_together(kind, keywords, message):
     with pytest.raises(ValueError, match=message):
         kind(**keywords)
+
+
+def test_a_scheme_without_tables_has_no_other_keyword_for_fits():
+    with pytest.raises(TypeError, match=r"^EDEN\(\) has no keyword 'update_steps'; EDEN's own"):
+        EDEN(update_steps=[1])

@@ -45,6 +45,14 @@ def test_wrong_arguments(keywords, told):
         CompressionState(**{"compressor": QSGD(bits=4)} | keywords)
 
 
+def test_a_state_is_no_compressor_for_horovod():
+    state = CompressionState(QSGD(bits=4))
+    with pytest.raises(AttributeError, match="DistributedOptimizer takes the compressor itself"):
+        state.compress(torch.ones(3))
+    with pytest.raises(AttributeError, match=r"^CompressionState has no attribute 'bits'"):
+        getattr(state, "bits")  # noqa: B009
+
+
 def test_sharded_models_have_another_door(alone):
     model = fully_shard(nn.Linear(2, 2))
     with pytest.raises(ValueError, match=r"sharded by FSDP.*compress_reduce_scatter"):
