@@ -54,6 +54,7 @@ def test_replicas_that_differ(door, rank, ranks, worker, frozen, said):
     (message,) = said(DIFFERENT)
     assert f"parameter 2.weight of rank {ranks - 1} differs from the first" in message
     assert ("and 1 more do" in message) != frozen
+    assert "equal parameter names that some rank steps in another order" in message
 
 
 @pytest.mark.parametrize("by", ["all ranks", "one rank"])

@@ -216,7 +216,8 @@ def warn_of_differences(world: Any, named: Sequence[tuple[str, torch.Tensor]], n
     logger.warning(
         "ranks have different parameters: parameter %s of %s differs from the first rank's%s. "
         "Averages of gradients keep such differences: load the same state on every rank, or "
-        "broadcast the first rank's parameters",
+        "broadcast the first rank's parameters. Optimizers or models of equal parameter names that "
+        "some rank steps in another order have this warning, too",
         named[first][0],
         format_ranks(ranks),
         f", and {len(found) - 1} more do" if len(found) > 1 else "",
