@@ -44,10 +44,9 @@ class PerRank:
 
     def __init__(self, *unnamed: Any, **parts: Any) -> None:
         if unnamed or not parts:
-            given = ", ".join(map(repr, unnamed))
+            given = ", ".join(type(part).__name__ for part in unnamed) or "none was given"
             raise TypeError(
-                f"PerRank({given}): parts must be given by name, such as "
-                "PerRank(compressor=compressor)"
+                f"parts: {given}: must be given by name, such as PerRank(compressor=compressor)"
             )
         for name, part in parts.items():
             if not (hasattr(part, "state_dict") and hasattr(part, "load_state_dict")):
