@@ -257,8 +257,7 @@ class LocalSGD(WrappedOptimizer):
         self._agreements += 1
         self._has_moved[fragment] = False
         self._compared = True
-        fragments, anchors = self._fragments, self._anchors
-        return Round(self._exchange, fragments, fragment, parameters, anchors, position)
+        return Round(self._exchange, self._fragments, fragment, parameters, self._anchors, position)
 
     @torch.inference_mode(False)
     @torch.no_grad()
