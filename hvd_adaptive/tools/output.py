@@ -14,7 +14,7 @@ from rich.table import Table
 
 Run = Callable[[argparse.Namespace], int]
 WIDTH = 130
-LEAST_TEXT = 24  # characters of a column of text before it is folded
+LEAST_TEXT = 12  # characters of a column of text before it is folded
 OK, PROBLEM = 0, 1
 
 
@@ -120,7 +120,8 @@ def print_table(headings: Sequence[str], rows: Sequence[Sequence[str]], **option
     """Print a table to standard output, however narrow the terminal is, with all numbers;
     ``options`` are those of ``make_table``."""
     out, table = console(), make_table(headings, rows, **options)
-    out.width = max(out.width, out.measure(table, options=out.options.update(width=1000)).minimum)
+    needed = sum(3 + (column.min_width or 0) for column in table.columns) + 1  # with borders
+    out.width = max(out.width, needed)
     out.print(table, markup=False)
 
 
@@ -138,7 +139,7 @@ def make_table(
     number: Any = {"justify": "right", "no_wrap": True}
     text: Any = {"overflow": "fold"}
     for place, cells in enumerate(zip_longest(headings, *rows, fillvalue="")):
-        width = max(map(len, cells))
+        width = max(len(line) for cell in cells for line in cell.split("\n"))
         if place < texts:
             table.add_column(cells[0], min_width=min(width, LEAST_TEXT), **text)
         else:
