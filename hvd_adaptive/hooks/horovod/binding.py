@@ -133,15 +133,17 @@ class Binding(RankContext):
             )
             warn_of_many(len(self._members) + len(self.layout.groups))
 
-    def release_name(self) -> None:
+    def release_name(self) -> bool:
         """Leave the name, under which nothing was sent, to the next binding of this layout: ranks
-        that never agreed would count different bindings.
+        that never agreed would count different bindings. Return False if a later one has a name.
         """
         base, _, number = self.name.rpartition(".")
-        if _taken[base] == int(number) + 1:
-            _taken[base] -= 1
+        if _taken[base] != int(number) + 1:
+            return False
+        _taken[base] -= 1
         for identity in [key for key, name in self._names.items() if name == self.name]:
             del self._names[identity]
+        return True
 
     def serves_caller(self) -> bool:
         """Return whether these are the caller's ranks, if no optimizer calls."""

@@ -250,8 +250,7 @@ class Session(Connection):
         try:
             self._driver.wait()
         except RankMismatchError:
-            if drive.named and drive.binding.agreement.is_new:
-                drive.binding.release_name()
+            if drive.named and drive.binding.agreement.is_new and drive.binding.release_name():
                 self._stale = True
             raise
 
