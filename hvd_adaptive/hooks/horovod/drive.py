@@ -249,7 +249,8 @@ class HorovodDrive(Drive):
             updates.run(step.number, step.samples, sync, step.parts)
         step.launch_all(self.read.factor)
         while not step.is_received:
-            yield step.advance() or (self.flushed and step.write_next())
+            has_written = self.flushed and step.write_next()  # later averages replace gradients
+            yield step.advance() or has_written
         if self.read.compares and binding.world.size > 1:
             binding.compare_parameters(step.attempt)
         if self.flushed:
