@@ -9,7 +9,7 @@ the collectives differ. The backends are gloo and nccl.
 import logging
 import weakref
 from collections.abc import Iterable, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
@@ -182,11 +182,15 @@ class CompressionState:
         self.session.close()
         self.session.release()
 
-    def __getattr__(self, name: str) -> Any:
-        # hvd.DistributedOptimizer reads it of compression=
-        reason = ": hvd.DistributedOptimizer takes the compressor itself, compression=compressor"
-        reason = reason if name == "compress" else ""
-        raise AttributeError(f"CompressionState has no attribute {name!r}{reason}")
+    if not TYPE_CHECKING:  # unknown attributes remain errors
+
+        def __getattr__(self, name: str) -> Any:
+            # hvd.DistributedOptimizer reads "compress" of what is given as compression=
+            reason = (
+                ": hvd.DistributedOptimizer takes the compressor itself, compression=compressor"
+            )
+            reason = reason if name == "compress" else ""
+            raise AttributeError(f"CompressionState has no attribute {name!r}{reason}")
 
     def __getstate__(self) -> dict[str, Any]:
         logger.info("process group and parameters are not saved with a CompressionState")

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 import numbers
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from typing import Any
 
 
@@ -98,3 +99,11 @@ def check_named_parameters(name: str, value: Any) -> list[tuple[str, Any]] | Non
                 f"them, not {type(pair).__name__}"
             )
     return pairs
+
+
+def living(kind: type) -> Iterator[Any]:
+    """Yield all objects of a class in this process, one of which an argument should have named.
+
+    This takes about 50 ms in a process with torch. ``isinstance`` would wake lazy proxies.
+    """
+    return (each for each in gc.get_objects() if issubclass(type(each), kind))

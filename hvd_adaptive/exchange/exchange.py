@@ -221,14 +221,14 @@ class Failures:
             self.first, self._number = error, -1 - index if elsewhere else 1 + index
 
     def everywhere(
-        self, gather: Callable[[torch.Tensor], torch.Tensor], more: Sequence[float] = ()
+        self, ranks: int, gather: Callable[[torch.Tensor], torch.Tensor], more: Sequence[float] = ()
     ) -> tuple[dict[int, int], list[list[float]]]:
         """Return the groups that could not be read, by rank, and all ranks' ``more``, as many
         numbers on each; ``gather`` returns the tensors of all ranks, stacked.
         """
         numbers = torch.tensor(list(more), dtype=torch.float64, device="cpu")
         own = torch.cat([torch.tensor([self._number], device="cpu"), numbers.view(torch.int64)])
-        everyone = gather(own)
+        everyone = gather(own) if ranks > 1 else own[None]
         rows = everyone[:, 1:].contiguous().view(torch.float64).tolist()
         of_ranks = everyone[:, 0].tolist()
         if not any(of_ranks):

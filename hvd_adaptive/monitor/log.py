@@ -10,7 +10,8 @@ import math
 import re
 import time
 import uuid
-from collections.abc import Callable, Iterator, Mapping
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Any, Protocol
@@ -230,11 +231,10 @@ def read_logs(path: Path) -> list[Log]:
     if not files:
         raise LogError(f"{path}: no *{SUFFIX} of a hvd_adaptive.Monitor found")
     found: dict[tuple[str, int, int], Log] = {}
-    runs: dict[tuple[str, int, int], list[set[str]]] = {}  # settings that files of a run share
+    schemes: Any = defaultdict(lambda: defaultdict(set))  # by log and file
     for file in files:
         name = re.sub(r"-rank\d+-\d{8}T\d{6}-.*", "", file.stem)
         ranks: dict[int, int] = {}
-        schemes: dict[tuple[str, int, int], set[str]] = {}
         for record in _records(file):
             number = record["compressor"]
             if record["kind"] == "start":
@@ -245,23 +245,28 @@ def read_logs(path: Path) -> list[Log]:
             log = found.setdefault(key, Log(label, rank))
             getattr(log, KINDS[record["kind"]]).append(record)
             if record["kind"] == "start":
-                schemes.setdefault(key, set()).add(record["scheme"])
-        for key, own in schemes.items():
-            others = runs.get(key, [])
-            same = [run for run in others if own & run]
-            runs[key] = [run for run in others if not own & run] + [own.union(*same)]
+                schemes[key][file].add(record["scheme"])
     logs: dict[str, Log] = {}
     for key, log in sorted(found.items(), key=lambda item: item[0]):
         for kind in KINDS.values():
             getattr(log, kind).sort(key=lambda record: record["time"])
-        if (count := len(runs.get(key, ()))) > 1:
-            text = f"records of {count} runs with different settings: give each run its own folder"
+        if (runs := _runs(schemes[key].values())) > 1:
+            text = f"records of {runs} runs with different settings: give each run its own folder"
             log.warnings.append({"text": text})
         if log.starts and log.steps:
             logs.setdefault(log.label, log)
     if not logs:
         raise LogError(f"{path}: has no finished step; its run ended before the first record")
     return list(logs.values())
+
+
+def _runs(schemes: Iterable[set[str]]) -> int:
+    """Return how many runs have written files of these settings; files of one run share some."""
+    runs: list[set[str]] = []
+    for own in schemes:
+        same = [run for run in runs if own & run]
+        runs = [run for run in runs if not own & run] + [own.union(*same)]
+    return len(runs)
 
 
 def _records(file: Path) -> Iterator[dict[str, Any]]:

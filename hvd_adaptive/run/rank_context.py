@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-import gc
 import logging
 from collections.abc import Callable, Hashable, Sequence
 from typing import Any
 
 import torch
 
+from hvd_adaptive.base.checks import living
 from hvd_adaptive.base.errors import WarnOnce
 from hvd_adaptive.base.tensors import stream_of
 from hvd_adaptive.compressor import GradientCompressor
 from hvd_adaptive.exchange.auto import EXCHANGES, name_of_exchange
 from hvd_adaptive.exchange.exchange import Exchange, RankInfo
+from hvd_adaptive.feedback import Residuals
 from hvd_adaptive.layout import Group, Layout
 from hvd_adaptive.run.agreement import agreed_settings, settings_row, warn_of_differences
 from hvd_adaptive.run.monitored import Monitored
@@ -58,9 +59,9 @@ class RankContext:
         compressor._training.meter.clear()
         compressor._training.instance.bind()
         self.monitored = Monitored(compressor, world.rank)
-        residuals = compressor._training.residuals
-        if residuals is not None and residuals.scaler is None and world.rank == 0:
-            _warn_of_scaler()
+        training = compressor._training
+        if training.residuals is not None and training.meter.last is None and world.rank == 0:
+            _warn_of_scaler(training.residuals)
 
     @property
     def wants_comparison(self) -> bool:
@@ -178,10 +179,10 @@ class RankContext:
         return LevelSync(self.world, self.name_at(attempt))
 
 
-def _warn_of_scaler() -> None:
+def _warn_of_scaler(residuals: Residuals) -> None:
     """Warn if residuals may have to follow a loss scale: some GradScaler is in this process."""
-    scaler = torch.amp.GradScaler
-    if any(issubclass(type(each), scaler) and each.is_enabled() for each in gc.get_objects()):
+    scalers = living(torch.amp.GradScaler)
+    if residuals.scaler is None and any(scaler.is_enabled() for scaler in scalers):
         _scaler_forgotten(
             "error_feedback: a GradScaler is in use; if it scales this compressor's gradients, "
             "give it as grad_scaler=, or residuals keep the unit of an earlier loss scale"

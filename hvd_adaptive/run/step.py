@@ -173,14 +173,13 @@ class Step(ABC):
         if self._failed is None:
             trips, residuals = self._trips, self._trips.residuals
             row = [] if residuals is None else residuals.row(self._meter.errors())
-            is_alone = self.binding.world.size == 1
-            gather = functools.partial(torch.unsqueeze, dim=0) if is_alone else self._gathered
-            self._failed, rows = self._failures.everywhere(gather, row)
+            ranks = self.binding.world.size
+            self._failed, rows = self._failures.everywhere(ranks, self._from_all, row)
             if residuals is not None:
                 trips.weights, trips.error = residuals.agreed(self.number, rows)
         return self._failed
 
-    def _gathered(self, own: torch.Tensor) -> torch.Tensor:
+    def _from_all(self, own: torch.Tensor) -> torch.Tensor:
         """Return all ranks' tensors of equal shape, the last ones of a step, stacked."""
         return self.binding.world.gather_equal(own, self._trips.name("corrupt"))
 

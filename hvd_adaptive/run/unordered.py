@@ -79,7 +79,7 @@ class UnorderedStep(Step):
                 self._advance(flight)
             first_is_next = first_is_next and flight.stage > 0
 
-    def _gathered(self, own: torch.Tensor) -> torch.Tensor:
+    def _from_all(self, own: torch.Tensor) -> torch.Tensor:
         """Return all ranks' tensors; averages replace gradients meanwhile, once one has."""
         world, name = self.binding.world, self._trips.name("corrupt")
         handle = world.allgather(own, name)

@@ -26,6 +26,7 @@ from hvd_adaptive import (
     Tuning,
     average,
 )
+from hvd_adaptive.ddp import CompressionState
 
 
 def right() -> None:
@@ -92,5 +93,6 @@ def wrong_averages(module: torch.nn.Module) -> None:
     whole: list[torch.Tensor] = average(gradients, ALQ())  # type: ignore[arg-type]
     print(whole)
     average([torch.ones(3)], ALQ()).wait()  # type: ignore[attr-defined]
+    CompressionState(ALQ()).compress(torch.ones(3))  # type: ignore[attr-defined]
     average(torch.ones(3), ALQ(), blocking=True)  # type: ignore[call-overload]
     LocalSGD(torch.optim.SGD([]), every=4, on_nonfinite="stop")  # type: ignore[arg-type]

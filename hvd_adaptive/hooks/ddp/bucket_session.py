@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import gc
 import logging
 import sys
 import time
@@ -14,6 +13,7 @@ import torch
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
+from hvd_adaptive.base.checks import living
 from hvd_adaptive.base.errors import RankMismatchError, WarnOnce
 from hvd_adaptive.changes import begin_step
 from hvd_adaptive.compressor import GradientCompressor
@@ -273,12 +273,11 @@ def _check_group(group: dist.ProcessGroup | None, bucket: Bucket) -> None:
     do not receive.
     """
     parameters, own = set(bucket.identities), sorted(dist.get_process_group_ranks(group))
-    others = []
-    for each in gc.get_objects():
-        if not issubclass(type(each), DistributedDataParallel):
-            continue
-        if not parameters.isdisjoint(map(id, each.parameters())):
-            others.append(sorted(dist.get_process_group_ranks(each.process_group)))
+    others = [
+        sorted(dist.get_process_group_ranks(model.process_group))
+        for model in living(DistributedDataParallel)
+        if not parameters.isdisjoint(map(id, model.parameters()))
+    ]
     if others and own not in others:  # a model may have been wrapped before
         raise ValueError(
             f"process_group: the CompressionState averages over {format_ranks(own)}, but "

@@ -231,7 +231,7 @@ class ShardedSession(ApartFromHorovod):
         compressor, failures = self.compressor, self._failures
         calls = zlib.crc32(repr(sorted(self._calls.items())).encode())
         gather = functools.partial(world.gather_equal, name=f"{self._label}.corrupt")
-        failed, rows = failures.everywhere(gather, [calls])
+        failed, rows = failures.everywhere(world.size, gather, [calls])
         described = [{"modules": {"those reduced": f"{int(calls):08x}"}} for (calls,) in rows]
         if mismatch := differences(described, range(len(described)), ADVICE):
             raise RankMismatchError(mismatch) from failures.first

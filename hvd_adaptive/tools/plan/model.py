@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from hvd_adaptive.tools.bench.models import shapes
-from hvd_adaptive.tools.methods import STOCK, read
+from hvd_adaptive.tools.methods import STOCK, Method, read
 from hvd_adaptive.tools.output import print_table, seconds
 from hvd_adaptive.transport.world import MOST_DIRECT
 
@@ -147,9 +147,8 @@ def mean_costs(job: Job, machine: Machine) -> list[Cost]:
     return costs
 
 
-def exchange_of(label: str) -> Any:
+def exchange_of(method: Method) -> Any:
     """Return the name of the exchange that a method's keywords give, or None."""
-    (method,) = read(label)
     exchange = method.keywords.get("exchange")
     return getattr(exchange, "name", exchange)
 
@@ -175,7 +174,8 @@ def predict(job: Job, machine: Machine) -> list[Forecast]:
 
     found = [forecast(cost, "ring", machine.stock_call_s) for cost in (FLOAT32, FLOAT16)]
     for cost in mean_costs(job, machine):
-        named = exchange_of(cost.label)
+        (method,) = read(cost.label)
+        named = exchange_of(method)
         for exchange in (named,) if named in WAYS else WAYS:
             found.append(forecast(cost, exchange, machine.scheme_call_s))
     return sorted(found, key=lambda one: one.step_s)
@@ -203,7 +203,7 @@ def in_script(prediction: Forecast) -> str:
     if prediction.method in STOCK:
         return f"hvd.Compression.{STOCK[prediction.method]}"
     (method,) = read(prediction.method)
-    if exchange_of(prediction.method) == prediction.exchange:
+    if exchange_of(method) == prediction.exchange:
         return method.label
     return method.having(exchange=prediction.exchange).label
 

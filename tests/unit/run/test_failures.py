@@ -24,7 +24,7 @@ def two(*other: int) -> SimpleNamespace:
 def test_everywhere_names_the_group_that_could_not_be_read(index):
     failures = Failures()
     failures.note(index, PayloadError("here"))
-    found, rows = failures.everywhere(two(0).gather_equal)
+    found, rows = failures.everywhere(2, two(0).gather_equal)
     assert found == {0: index} and rows == [[], []]
     assert f"rank 0 ({LABELS[index]})" in str(step_failed(7, found, LABELS))
 
@@ -33,10 +33,10 @@ def test_everywhere_names_ranks_that_failed_by_themselves():
     """This rank failed because of the other one, if at all."""
     failures = Failures()
     failures.note(1, FailedElsewhereError("there"))
-    assert failures.everywhere(two(3).gather_equal)[0] == {1: 2}
-    assert failures.everywhere(two(0).gather_equal)[0] == {0: 1}
+    assert failures.everywhere(2, two(3).gather_equal)[0] == {1: 2}
+    assert failures.everywhere(2, two(0).gather_equal)[0] == {0: 1}
     failures.note(2, PayloadError("here"))
-    assert failures.everywhere(two(0).gather_equal)[0] == {0: 2}
+    assert failures.everywhere(2, two(0).gather_equal)[0] == {0: 2}
 
 
 def test_places_that_differ_are_those_from_the_first_rank():
